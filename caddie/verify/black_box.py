@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -109,13 +110,12 @@ class LoopScorer(BlackBoxScorer):
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
             return self._recorded(self.make(), tokens, positions)
-        with unwatched() as reads:  # this process runs none of the user's code, and measures the other's memory
-            remote = open_scorer(self.artifact, self._scorer)
+        # This process runs none of the user's code, and measures the other's memory.
+        with unwatched() as reads, closing(open_scorer(self.artifact, self._scorer)) as remote:
             try:
                 return self._recorded(remote, tokens, positions)
             finally:
                 reads += remote.reads()
-                remote.close()
 
     def make(self) -> Scorer:
         """Return the scorer of the settings."""
@@ -124,10 +124,12 @@ class LoopScorer(BlackBoxScorer):
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
         counting, predictions, gpt = CountingScorer(scorer), len(tokens) - 1, self.model.config
         (nats, prints, ends), windows = np.zeros((3, predictions)), list[Window]()
+        starts = np.zeros(predictions, np.int64)
         probabilities = np.zeros((len(positions), gpt.vocabulary))
 
         def record(window: Window, losses: Losses) -> None:
             nats[window.first : window.end] = losses
+            starts[window.first : window.end] = window.start
             windows.append(window)
 
         def keep(batch: Sequence[Window], logits: Tensor) -> None:
@@ -143,9 +145,7 @@ class LoopScorer(BlackBoxScorer):
         scopes = {getattr(gpt.blocks[layer].attention, "scope", None) for layer in range(gpt.depth)}
         scored, learns, context = counting.scored(nats), type(scorer).update is not Scorer.update, None
         if scorer.stateless or scorer.fixed_between_updates:
-            context = np.zeros(predictions, np.int64)
-            for window in windows:
-                context[window.first : window.end] = window.start
+            context = starts
         elif scorer.per_document and not learns:
             context = counting.layout.begins[scored.segment]
         return replace(
