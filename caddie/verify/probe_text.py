@@ -125,10 +125,9 @@ def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[by
         if index != first or not begin - small < start < begin + long
     ]
     chosen = [blocks[index] for index in generator.permutation(len(blocks))[:_PIECES]]
-    pieces = [documents[first][begin : begin + long]]
-    pieces += [documents[index][start : start + small] for index, start in chosen]
-    best = sorted(pieces[1:], key=lambda piece: len(piece) < small // 4)  # pieces too short for a document come last
-    return [piece.decode(errors="ignore").encode() for piece in [pieces[0], *best]]
+    pieces = [documents[index][start : start + small] for index, start in chosen]
+    pieces.sort(key=lambda piece: len(piece) < small // 4)  # those too short for a document come last
+    return [piece.decode(errors="ignore").encode() for piece in [documents[first][begin : begin + long], *pieces]]
 
 
 def in_order_from(documents: Sequence[bytes], seed: int) -> list[bytes]:

@@ -137,10 +137,9 @@ def _whole_text(case: ProbeCase) -> Found | None:
     begin = time.perf_counter()
     base = case.whole.scored()
     seconds, plain = time.perf_counter() - begin, case.whole.plain_nats()
-    if not case.users:
-        return audit(case.whole, base, plain, seed=case.seed, seconds=seconds)
-    seconds = max(seconds, case.effort.seconds)
-    return audit(case.whole, base, plain, seed=case.seed, seconds=seconds, decides=True)
+    if case.users:
+        seconds = max(seconds, case.effort.seconds)
+    return audit(case.whole, base, plain, seed=case.seed, seconds=seconds, decides=case.users)
 
 
 def _drawn(case: ProbeCase) -> Found | None:
