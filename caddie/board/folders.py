@@ -133,12 +133,9 @@ class RunFolder:
     def row(self, name: str) -> dict[str, Any]:
         """Return the run's row of the table. None stands for unknown values."""
         written, task, result = (self.documents.get(file) for file in (RECIPE, TASK, RESULT))
-        last, state = self.log.last, self.state
+        last, state, training = self.log.last, self.state, pick(result, "training")
         recipe = text(pick(written, "recipe", "name")) or text(pick(result, "recipe"))
-        seeds = (known_number(pick(source, "seed")) for source in (task, written, result))
         progress = 1.0 if state == "finished" else known_number(last.get("progress"))
-        speed = known_number(pick(result, "training", "tokens_per_second"))
-        seconds = known_number(pick(result, "seconds", "train"))
         return {
             "name": name,
             "state": state,
@@ -146,17 +143,17 @@ class RunFolder:
             "label": text(pick(task, "label")) or recipe or name.rpartition("/")[2],
             "recipe": recipe,
             "study": text(pick(task, "study")),
-            "seed": next((seed for seed in seeds if seed is not None), None),
+            "seed": known_number(*(pick(source, "seed") for source in (task, written, result))),
             "bits_per_byte": known_number(pick(result, "bits_per_byte")),
             "loss": known_number(last.get("loss")),
             "train_bits_per_byte": known_number(last.get("bits_per_byte")),
             "step": known_number(last.get("step")),
             "progress": None if progress is None else min(1.0, max(0.0, progress)),
-            "tokens_per_second": known_number(last.get("tokens_per_second")) if speed is None else speed,
+            "tokens_per_second": known_number(pick(training, "tokens_per_second"), last.get("tokens_per_second")),
             "artifact_bytes": known_number(pick(result, "artifact_bytes")),
             "forecast_bytes": self.log.file_bytes,
-            "parameters": known_number(pick(result, "training", "parameters")),
-            "seconds": known_number(last.get("seconds")) if seconds is None else seconds,
+            "parameters": known_number(pick(training, "parameters")),
+            "seconds": known_number(pick(result, "seconds", "train"), last.get("seconds")),
             "started": min(status.st_mtime for file, status in self.files.items() if file != REPORT),
             "changed": self.changed,
             "report": REPORT in self.files,

@@ -246,7 +246,7 @@ def parse_finite(content: bytes) -> Any:
     return json.loads(content, parse_float=finite, parse_constant=finite)
 
 
-def known_number(value: object) -> float | None:
-    """Return `value` if it is a number of sensible size, else None."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST_NUMBER
-    return value if known else None  # type: ignore[return-value]
+def known_number(*values: object) -> float | None:
+    """Return the first of the values that is a number of sensible size, else None."""
+    numbers = (one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool))
+    return next((number for number in numbers if abs(number) <= _LARGEST_NUMBER), None)
