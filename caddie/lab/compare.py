@@ -123,9 +123,9 @@ def compare(
     if min(len(b), len(a)) < 2:
         return facts
     same = costs_b.keys() == costs_a.keys()
-    both = (_documents(b, unit), _documents(a, unit))
-    known = (both[0], both[1]) if both[0] and both[1] else None
-    found = measure(costs_b, costs_a, list(costs_b) if same else (), known)  # A less B: positive where B is better
+    of_b, of_a = (_documents(group, unit) for group in (b, a))
+    documents = (of_b, of_a) if of_b and of_a else None
+    found = measure(costs_b, costs_a, list(costs_b) if same else (), documents)  # A less B: positive where B is better
     why = "both groups have the same seeds" if same else "the groups have different seeds"
     facts |= {"test": found.test or ("paired" if same else "welch"), "why": why}
     if found.estimate is None:
@@ -135,11 +135,11 @@ def compare(
     low, high = found.estimate.interval()
     facts |= {f"p_{found.test}": p, "p": p, "interval": (-high, -low), "answer": "yes" if p < LEVEL else "not shown"}
     facts["spread"] = found.spread and found.spread.to_json()
-    documents = (found.spread and found.spread.documents) or 0.0
+    deviations, error = found.deviations, found.documents_error
     if by > 0:
-        facts["seeds_to_show_by"] = seeds_needed(by, found.deviations, documents=documents)
-    if found.value > by:
-        facts["seeds_to_show_difference"] = seeds_needed(found.value - by, found.deviations, documents=documents)
+        facts["seeds_to_show_by"] = seeds_needed(by, deviations, documents=error)
+    if found.difference > by:
+        facts["seeds_to_show_difference"] = seeds_needed(found.difference - by, deviations, documents=error)
     return facts
 
 

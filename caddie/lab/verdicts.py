@@ -74,8 +74,8 @@ class Difference:
     """Seeds that count: the paired ones, or all of the entry where the test is Welch's."""
     scores: Sequence[float]
     """Scores of the entry for these seeds."""
-    value: float
-    """Mean of the entry's scores less that of the base's."""
+    difference: float
+    """Mean of the entry's scores less that of its rival's: negative is better."""
     test: Test | None = None
     estimate: Estimate | None = None
     """None where nothing can be tested; `reason` says why."""
@@ -87,6 +87,11 @@ class Difference:
     """Reason why nothing was tested; empty after a test."""
     equal: bool = False
     """True if both have the same score at every seed, to the last digit."""
+
+    @property
+    def documents_error(self) -> float:
+        """Part of the standard error that comes of the documents; 0 where it is not known."""
+        return (self.spread and self.spread.documents) or 0.0
 
 
 def measure(
@@ -102,16 +107,16 @@ def measure(
     """
     seeds = tuple(pairs or sorted(entry))
     b, a = [entry[seed] for seed in seeds], [base[seed] for seed in pairs or sorted(base)]
-    found = Difference(seeds=seeds, scores=b, value=fmean(b) - fmean(a))
+    found = Difference(seeds=seeds, scores=b, difference=fmean(b) - fmean(a))
     if min(len(a), len(b)) < 2:
         return replace(found, reason="a test needs two seeds of the entry and two of the base")
     estimate = paired(b, a) if pairs else welch(b, a)
     if estimate.standard_error <= ROUNDING * max(map(abs, (*a, *b))):
         if pairs and a == b:
-            return replace(found, value=0.0, reason="without effect on the score, at any seed", equal=True)
+            return replace(found, difference=0.0, reason="without effect on the score, at any seed", equal=True)
         return replace(found, reason="nothing varies from seed to seed")
     deviations = [stdev(x - y for x, y in zip(b, a, strict=True))] if pairs else [stdev(b), stdev(a)]
-    found = replace(found, value=estimate.value, estimate=estimate, deviations=deviations)
+    found = replace(found, difference=estimate.value, estimate=estimate, deviations=deviations)
     if not pairs:
         return replace(found, test="welch")
     alone, own = math.hypot(stdev(b), stdev(a)) / math.sqrt(len(pairs)), estimate.standard_error
@@ -155,11 +160,6 @@ class Verdict(Difference):
 
     None too where no number does: the documents are too few for that difference.
     """
-
-    @property
-    def difference(self) -> float:
-        """Bits per byte above its rival, over these seeds; negative is better."""
-        return self.value
 
 
 def judge(
@@ -220,19 +220,13 @@ def judge_pairs(
             p=p[place],
             q=q[place],
             q_same=q_same[place],
-            word="same" if one.equal else _word(one.value, q[place], q_same[place], level),
-            seeds_needed=_seeds_needed(one, margin, level),
+            word="same" if one.equal else _word(one.difference, q[place], q_same[place], level),
+            seeds_needed=seeds_to_decide(one.difference, one.deviations, margin, level, one.documents_error)
+            if one.estimate
+            else None,
         )
         for place, (label, one) in enumerate(found.items())
     }
-
-
-def _seeds_needed(found: Difference, margin: float, level: float) -> int | None:
-    """Return the seeds that decide where the difference lies, or None."""
-    if found.estimate is None:
-        return None
-    documents = (found.spread and found.spread.documents) or 0.0
-    return seeds_to_decide(found.value, found.deviations, margin, level, documents=documents)
 
 
 def _paired_seeds(base: Mapping[int, float], entry: Mapping[int, float]) -> Sequence[int]:
