@@ -13,6 +13,7 @@ from typing import Any
 from caddie.report.charts import (
     Drawing,
     Tick,
+    byte_ticks,
     dots,
     height,
     is_finite,
@@ -241,13 +242,12 @@ def sizes(board: Sequence[Mapping[str, Any]]) -> Drawing | None:
         return 10 * left(one["artifact_bytes"]), 1000 - 10 * percent(one["mean"], up[0], up[-1])
 
     best = sorted((one for one in known if one["frontier"]), key=lambda one: one["artifact_bytes"])
-    unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
     return Drawing(
         points=dots(place(one) for one in known if not one["frontier"]),
         best=dots(map(place, best)),
         frontier=polyline(map(place, best)) if len(best) > 1 else "",
         marks=[(place(one)[0] / 10, place(one)[1] / 10, number) for number, one in enumerate(best[:NUMBERED], 1)],
         **upward((100 - tick.at, tick.label) for tick in marks(up)),
-        across=[Tick(left(value), f"{value / unit:g} {name}") for value in across],
+        across=byte_ticks(across, left),
         summary=f"{len(best)} of {len(known)} on the frontier, from {min(sizes):,.0f} to {max(sizes):,.0f} bytes.",
     )

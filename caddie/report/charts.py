@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeGuard
@@ -115,6 +115,12 @@ def marks(values: Sequence[float], sign: str = "") -> list[Tick]:
     return [Tick(percent(value, values[0], values[-1]), label) for value, label in zip(values, labels, strict=True)]
 
 
+def byte_ticks(sizes: Sequence[float], place: Callable[[float], float]) -> list[Tick]:
+    """Return a tick for each size, in MB if the last has a million bytes, else in kB; `place` gives its percent."""
+    unit, name = (1e6, "MB") if sizes[-1] >= 1e6 else (1e3, "kB")
+    return [Tick(place(size), f"{size / unit:g} {name}") for size in sizes]
+
+
 def upward(ticks: Iterable[tuple[float, str]]) -> dict[str, Any]:
     """Return `up`, the ticks of an upright axis from percent below the top and label, and `grid`, their lines."""
     up = [Tick(round(at, 3), label) for at, label in ticks]
@@ -159,6 +165,9 @@ def loss_chart(steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[st
     def place(time: float, loss: float) -> tuple[float, float]:
         return 10 * across(time), height(loss, ticks, SPLIT)
 
+    def step_at(time: float) -> int:
+        return int(min(known, key=lambda one: abs(one["seconds"] - time))["step"])
+
     rates = [(step["seconds"], step["lr_scale"]) for step in known if is_finite(step.get("lr_scale"))]
     top = max([1.0, *(rate for _, rate in rates)])
     below = [(10 * across(time), 1000 - percent(rate, 0.0, top) * (1000 - SPLIT_END) / 100) for time, rate in rates]
@@ -178,8 +187,7 @@ def loss_chart(steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[st
         scale_top=f"{top:g}",
         **upward((height(value, ticks, SPLIT) / 10, f"{value:g}") for value in ticks),
         across=[
-            Tick(across(time), label, f"{known[_nearest(seconds, time)]['step'] if time else 0:,}")
-            for time, label in time_ticks(seconds[-1])
+            Tick(across(time), label, f"{step_at(time) if time else 0:,}") for time, label in time_ticks(seconds[-1])
         ],
         summary=f"From {losses[0]:.4f} to {means[-1]:.4f} nats per token in {seconds[-1]:,.1f} seconds.",
         notes=notes,
@@ -203,18 +211,12 @@ def curve_chart(compression: Mapping[str, Any], file_bytes: float | None, cap_by
         return 10 * percent(size, across[0], across[-1]), 1000 - 10 * percent(math.log(loss), bottom, top)
 
     inside = is_finite(cap_bytes) and across[0] <= cap_bytes <= across[-1]
-    unit, name = (1e6, "MB") if across[-1] >= 1e6 else (1e3, "kB")
     return Drawing(
         line=polyline(place(*point) for point in points),
         tried=dots(place(*point) for point in points),
         chosen=dots(place(*point) for point in points if point[0] == file_bytes),
         cap=f"M{10 * percent(cap_bytes, across[0], across[-1]):.1f},0V1000" if inside else "",
         **upward((place(0.0, value)[1] / 10, decimal(value)) for value in up),
-        across=[Tick(percent(value, across[0], across[-1]), f"{value / unit:g} {name}") for value in across],
+        across=byte_ticks(across, lambda size: percent(size, across[0], across[-1])),
         summary=f"From {decimal(losses[0])} at {sizes[0]:,.0f} bytes to {decimal(losses[-1])} at {sizes[-1]:,.0f}.",
     )
-
-
-def _nearest(times: Sequence[float], time: float) -> int:
-    index = bisect_left(times, time)
-    return min((max(index - 1, 0), min(index, len(times) - 1)), key=lambda place: abs(times[place] - time))
