@@ -18,7 +18,7 @@ from typing import Any
 
 from caddie.files import reason
 from caddie.lab.background import read_state
-from caddie.report.read import Log, known_number, pick, read_object, read_regular
+from caddie.report.read import Log, known_number, pick, read_object, read_regular, run_settings
 from caddie.report.run_files import DRIVER, ERROR, LOG, RECIPE, REPORT, RESULT, TASK, WEIGHTS
 from caddie.report.verification import verified
 from caddie.run.run_lock import Holder, holder
@@ -36,8 +36,6 @@ UNHELD_QUIET_SECONDS = 30.0
 LONGEST_TEXT = 300
 """Most characters of a text."""
 
-_LABELS = ("kind", "name", "why", "base", "public")
-"""Fields of a recipe that are no settings."""
 _KEPT = (
     *("recipe", "seed", "bits_per_byte", "artifact_bytes", "cap_bytes", "under_cap", "verified"),
     *("scores", "compression", "training", "seconds", "device", "precision", "world", "versions"),
@@ -162,10 +160,7 @@ class RunFolder:
     def details(self, name: str) -> dict[str, Any]:
         """Return the row, the curve as three lists of equal length, and settings and result by dotted path."""
         written, result = self.documents.get(RECIPE), self.documents.get(RESULT)
-        recipe = pick(written, "recipe")
-        known = recipe if isinstance(recipe, dict) else {}
-        settings = {key: value for key, value in known.items() if key not in _LABELS}
-        settings |= {key: pick(written, key) for key in ("seed", "corpus")}
+        settings = run_settings(written) | {key: pick(written, key) for key in ("seed", "corpus")}
         return {
             "row": self.row(name),
             "curve": {key: [getattr(point, key) for point in self.log.points] for key in ("step", "seconds", "loss")},

@@ -9,7 +9,7 @@ from typing import Any
 from caddie.errors import UserError
 from caddie.lab.rows import measured
 from caddie.report.page import setting
-from caddie.report.read import pick, read_json, read_result
+from caddie.report.read import pick, read_json, read_result, run_settings
 from caddie.report.run_files import RECIPE, RESULT, TASK
 
 
@@ -30,7 +30,7 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
         f"{name} {result.get('key')}" if names.count(name) > 1 else name
         for name, (_, result) in zip(names, firsts, strict=True)
     ]
-    settings = [_settings(folder) for folder, _ in firsts]
+    settings = [run_settings(read_json(folder / RECIPE)) for folder, _ in firsts]
     entries, rows = [], []
     for label, group, own in zip(labels, groups.values(), settings, strict=True):
         diff = dict(_changes(settings[0], own))
@@ -57,12 +57,6 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
         "base_values": {path: value for own in settings for path, value in _changes(own, settings[0])},
     }
     return study, rows
-
-
-def _settings(folder: Path) -> Any:
-    """Return the settings of a run as JSON, which recipes of other versions can be too."""
-    recipe = pick(read_json(folder / RECIPE), "recipe") or {}
-    return {name: value for name, value in recipe.items() if name not in ("kind", "name", "why", "base", "public")}
 
 
 def _changes(base: Any, other: Any, path: str = "") -> Iterator[tuple[str, str]]:

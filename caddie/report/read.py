@@ -28,6 +28,8 @@ LARGEST_BYTES = 1 << 24
 """Most bytes of a JSON file, and of a log at one reading, that `read_object` and `Log` take."""
 POINTS = 500
 """Most points of the curve of a `Log`."""
+_LABELS = ("kind", "name", "why", "base", "public")
+"""Fields of a recipe that are no settings."""
 _LARGEST_NUMBER = 1e30
 _UNSTEADY_SHARE = 0.9
 """Share of its threads' time below which training was not alone if its steps took unequal time."""
@@ -91,6 +93,12 @@ def read_json(path: Path) -> Any:
         return json.loads(regular_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def run_settings(written: object) -> dict[str, Any]:
+    """Return the settings in what the `RECIPE` of a run holds, as JSON, which may be those of another version."""
+    recipe = pick(written, "recipe")
+    return {name: value for name, value in recipe.items() if name not in _LABELS} if isinstance(recipe, dict) else {}
 
 
 def read_steps(path: Path, kind: str = "step") -> list[dict[str, Any]]:

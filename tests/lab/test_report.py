@@ -918,6 +918,14 @@ def test_runs_of_one_name_are_told_apart_and_tasks_name_theirs(tmp_path: Path) -
     assert {"tiny 00000080", "tiny 00000090", "widest"} <= set(shown.text)
 
 
+def test_a_damaged_recipe_has_no_settings(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(width), str(width), 1, width, 1.5) for width in (128, 144)]
+    (tmp_path / "144" / "recipe.json").write_text('{"recipe": 5}')
+    shown = Page(write_runs_report(runs, tmp_path / "out")[0].read_text())
+    changes = shown.under("What each entry changes")
+    assert changes[changes.index("model") + 1] == "left out"
+
+
 def test_a_seed_twice_and_an_unfinished_run_are_refused(tmp_path: Path) -> None:
     a, b = (make_run(tmp_path / name, "tiny", 1, 128, 1.5) for name in "ab")
     with pytest.raises(UserError, match="same recipe and seed; leave one out"):
