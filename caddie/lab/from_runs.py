@@ -9,7 +9,7 @@ from typing import Any
 from caddie.errors import UserError
 from caddie.lab.rows import measured
 from caddie.report.page import setting
-from caddie.report.read import pick, read_json, read_result, run_settings
+from caddie.report.read import pick, read_json, read_result, result_errors, run_settings
 from caddie.report.run_files import RECIPE, RESULT, TASK
 
 
@@ -36,13 +36,14 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
         diff = dict(_changes(settings[0], own))
         why = group[0][1].get("why") or ""
         entries.append({"label": label, "diff": diff, "against": labels[0], "kind": "", "why": why, "claim": None})
-        seeds: dict[object, Path] = {}
+        seeds: dict[int, Path] = {}
         for folder, result in group:
-            other = seeds.setdefault(result.get("seed"), folder)
-            if other != folder:
-                raise UserError(f"{other} and {folder} are the same recipe and seed; leave one out")
-            facts = {"label": label, "kind": "", "seed": result.get("seed"), "key": result.get("key"), "diff": diff}
-            rows.append({"study": pick(result, "study", "study"), **facts, **measured(folder, result)})
+            with result_errors(folder / RESULT, "a report"):
+                seed = int(result["seed"])
+                if (other := seeds.setdefault(seed, folder)) != folder:
+                    raise UserError(f"{other} and {folder} are the same recipe and seed; leave one out")
+                facts = {"label": label, "kind": "", "seed": seed, "key": result.get("key"), "diff": diff}
+                rows.append({"study": pick(result, "study", "study"), **facts, **measured(folder, result)})
     study = {
         "name": "Runs",
         "why": f"{len(results)} finished runs side by side.",

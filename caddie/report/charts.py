@@ -6,6 +6,7 @@ Every length is a percentage from 0 to 100, or a coordinate in the box, whatever
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ Drawing = SimpleNamespace
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """True if `value` is a number that is neither infinite nor NaN."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    """True if `value` is a number that is neither infinite nor NaN, nor a whole number beyond what a float holds."""
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def percent(value: float | None, low: float, high: float) -> float:

@@ -918,6 +918,19 @@ def test_runs_of_one_name_are_told_apart_and_tasks_name_theirs(tmp_path: Path) -
     assert {"tiny 00000080", "tiny 00000090", "widest"} <= set(shown.text)
 
 
+@pytest.mark.parametrize("loss", [{}, {"loss": None}, {"loss": 10**400}])
+def test_a_run_with_a_damaged_log_or_seed_is_refused(loss: dict[str, Any], tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(width), str(width), 1, width, 1.5) for width in (128, 144)]
+    events = make_events(60)
+    damaged = {"event": "step", "step": 10**6, "seconds": 1.0, "tokens": 1, **loss}
+    write_run(runs[1], json.loads((runs[1] / "result.json").read_text()), [*events, damaged])
+    with pytest.raises(UserError, match=r"144.result\.json lacks what a report needs .*; run the recipe again"):
+        write_runs_report(runs, tmp_path / "out")
+    write_run(runs[1], make_result(1) | {"seed": None}, events)
+    with pytest.raises(UserError, match=r"144.result\.json lacks what a report needs"):
+        write_runs_report(runs, tmp_path / "out")
+
+
 def test_a_damaged_recipe_has_no_settings(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / str(width), str(width), 1, width, 1.5) for width in (128, 144)]
     (tmp_path / "144" / "recipe.json").write_text('{"recipe": 5}')

@@ -14,6 +14,7 @@ from caddie.report import charts
 from caddie.report.charts import (
     curve_chart,
     decimal,
+    is_finite,
     log_ticks,
     loss_chart,
     nice_ticks,
@@ -22,6 +23,11 @@ from caddie.report.charts import (
     thin,
     time_ticks,
 )
+
+
+def test_a_whole_number_beyond_all_floats_is_not_finite() -> None:
+    assert is_finite(10**300)
+    assert not any(map(is_finite, (10**400, -(10**400), math.inf, math.nan, None, "1")))
 
 
 def test_percent() -> None:
