@@ -50,7 +50,8 @@ def score_holdout(
             )
         corpus = corpora[run.corpus]
         documents = corpus.manifest.validation.document_set_sha256
-        bits = read_holdout(run.folder, documents)
+        kept = read_holdout(run.folder)
+        bits = kept["holdout"] if kept["holdout_documents"] == documents else None
         if bits is None:
             artifact = artifacts.load(run.folder / ARTIFACT, local_device())
             held_out = held_out_text(corpus)

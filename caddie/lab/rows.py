@@ -80,7 +80,7 @@ def measured(folder: Path, result: Mapping[str, Any]) -> Row:
         "scorer_sha256": pick(result, "source", "sha256"),
         "sha256": result.get("sha256") or {},
         "curve": curve(read_steps(folder / LOG)),
-        **_holdout(folder),
+        **read_holdout(folder),
         **({"documents": [one.tolist() for one in documents]} if (documents := run_documents(folder)) else {}),
     }
 
@@ -94,18 +94,13 @@ def failure(folder: Path) -> Row:
     return {"state": state, "error": str(reason).replace(f"{folder.resolve()}/", "")}
 
 
-def _holdout(folder: Path) -> Row:
+def read_holdout(folder: Path) -> Row:
+    """Return the bits per byte of a run on holdout documents, and the hash of these; None where it has none."""
     try:
         kept = read_json(folder / HOLDOUT)
         return {"holdout": float(kept["bits_per_byte"]), "holdout_documents": str(kept["documents"])}
     except (ValueError, KeyError, TypeError):
         return {"holdout": None, "holdout_documents": None}
-
-
-def read_holdout(folder: Path, documents: str) -> float | None:
-    """Return the bits per byte of a run on these holdout documents, or None."""
-    kept = _holdout(folder)
-    return kept["holdout"] if kept["holdout_documents"] == documents else None
 
 
 def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
