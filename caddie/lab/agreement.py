@@ -26,6 +26,8 @@ The last point is the final one. It alone may be in another unit, such as bits p
 final losses are ranked apart.
 """
 
+EARLY = (0.1, 0.25, 0.5, 0.75)
+"""Progress at which ranks are compared with the final ones."""
 FEWEST = 4
 """Fewest labels with a public score; the ranks of three correlate by chance."""
 DRAWS, LEVEL = 500, 0.05
@@ -64,7 +66,7 @@ class Transfer:
     """Rank correlations of the differences; None where they do not vary."""
 
 
-def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = (0.1, 0.25, 0.5, 0.75)) -> list[EarlyAgreement]:
+def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -> list[EarlyAgreement]:
     """Compare the losses at each progress of `at` with the final ones.
 
     A group holds the curves, by label, that would have competed: those of a study with one seed. Several groups give a

@@ -10,22 +10,20 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from caddie.lab.agreement import Curve, early_agreement, public_order, safe_stop
+from caddie.lab.agreement import EARLY, Curve, early_agreement, public_order, safe_stop
 from caddie.lab.measured import Row, costs, how_measured, run_money, run_notes, run_seconds
 from caddie.lab.swept import swept
-from caddie.lab.verdicts import LEVEL, Documents, judge_pairs
+from caddie.lab.verdicts import LEVEL, Documents, Word, judge_pairs
 from caddie.report.charts import is_finite, smooth
 from caddie.report.verification import passed
 
 POINTS = 60
 """Points of a curve that is the mean over seeds."""
-EARLY = (0.1, 0.25, 0.5, 0.75)
-"""Progress at which ranks are compared with the final ones."""
-WORDS = ("better", "worse", "same", "unclear")
+WORDS = get_args(Word)
 
 
 def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | None = None) -> dict[str, Any]:
@@ -237,8 +235,7 @@ def _early(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
     if not competing:
         return None
     rows = [
-        {**vars(one), "best_kept": one.best_kept.count, "of": one.best_kept.of}
-        for one in early_agreement(*competing, at=EARLY)
+        {**vars(one), "best_kept": one.best_kept.count, "of": one.best_kept.of} for one in early_agreement(*competing)
     ]
     return {"rows": rows, "runs": sum(map(len, competing)), "safe": safe_stop(*competing)}
 
