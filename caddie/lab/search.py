@@ -143,6 +143,7 @@ def search(
     pruner: str = "none",
     seed: int = 0,
     folder: Path | None = None,
+    runs: Path = Path("runs"),
     retry: bool = False,
     progress: Progress | None = None,
     **how: Any,
@@ -152,7 +153,8 @@ def search(
     As many are proposed at once as `executor` runs at once. Each has all seeds of the study, and their mean bits per
     byte is minimized; one that fails or is not possible counts as bad. Proposals stand in `search.jsonl`, an Optuna
     journal in the results' `folder`: the same search goes on there, another begins anew. A pruner ends runs by their
-    training loss, whose worth `caddie.lab.agreement` measures. `how` is what else `run_study` takes.
+    training loss, whose worth `caddie.lab.agreement` measures. The folders of runs are made below `runs`. `how` is
+    what else `run_study` takes.
 
     Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
     """
@@ -163,13 +165,13 @@ def search(
     replace(study, entries=drawn).recipe(next(iter(drawn)))
     folder = folder or Path("runs") / study.name
     progress = progress or Display(stream=sys.stdout)
-    how |= {"progress": progress, "total": (len(study.labels) + trials) * len(study.seeds)}
+    how |= {"runs": runs, "progress": progress, "total": (len(study.labels) + trials) * len(study.seeds)}
     with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process"):
         proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
             grown = replace(study, entries={**study.entries, **entries})
-            with _watched(batch, plan(grown, data, Path("runs")) if pruner != "none" else []):
+            with _watched(batch, plan(grown, data, runs) if pruner != "none" else []):
                 found = run_study(grown, data, executor=executor, folder=folder, retry=retry, **how)
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])

@@ -11,9 +11,9 @@ OUTCOMES: Mapping[bool | None, str] = {True: "pass", False: "FAIL", None: "incon
 """Outcome of a check to the word for it."""
 
 
-def passed(outcomes: Iterable[bool | None]) -> bool | None:
-    """Return False if one of several failed, else None if one decided nothing, else True."""
-    found = {*outcomes}
+def passed(outcomes: Iterable[object]) -> bool | None:
+    """Return False if one of several failed, else None if one decided nothing, as what no check says, else True."""
+    found = {outcome if isinstance(outcome, bool) else None for outcome in outcomes}
     return False if False in found else None if None in found else True
 
 

@@ -310,17 +310,17 @@ def test_a_pruner_ends_bad_runs(
         return [bowl(recipe, 0) + (7.0 if setting(recipe, STRIDE) == 16 else 0.0)] * 10
 
     executor = Scored(lambda recipe, seed: curve(recipe)[-1], curve=curve)
-    found = search(small(seeds=(1, 2)), SPACE, text, trials=6, pruner=pruner, executor=executor)
+    found = search(small(seeds=(1, 2)), SPACE, text, trials=6, pruner=pruner, executor=executor, runs=Path("other"))
     ended = {label for label, _ in executor.stopped}
     assert ended
     if pruner == "median":  # hyperband compares trials of one bracket, whose best may be bad
         assert all(found.study.entries[label].diff[STRIDE] == 16 for label in ended)
     assert not ended & {label for label, seed in executor.done if seed == 2}, "its other seed is not trained"
     assert len(found.rows) == 14
-    folder = next(Path("runs/found").glob(f"*/{STOP}")).parent
+    folder = next(Path("other/found").glob(f"*/{STOP}")).parent
     assert json.loads((folder / STOP).read_text())["reason"].startswith("its training loss was ")
     idle = Scored(bowl)
-    search(small(seeds=(1, 2)), SPACE, text, trials=6, pruner=pruner, executor=idle)
+    search(small(seeds=(1, 2)), SPACE, text, trials=6, pruner=pruner, executor=idle, runs=Path("other"))
     assert idle.done == []
 
 

@@ -49,6 +49,7 @@ def test_what_several_outcomes_are_together() -> None:
     assert passed([True, None]) is None
     assert passed([None, True, False]) is False
     assert passed([]) is True
+    assert passed([True, []]) is None, "of an edited file"
 
 
 @pytest.mark.parametrize("state", RESULTS)
