@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -77,7 +77,8 @@ def activity(seconds: float = WATCH_SECONDS) -> Activity:
     busy_percent = psutil.cpu_percent(seconds, percpu=True)
     attributes = ["pid", "ppid", "cpu_percent", "cmdline", "name", "status"]
     seen = [process.info for process in psutil.process_iter(attributes)]
-    own = descendants({info["pid"]: info["ppid"] for info in seen}, os.getpid())
+    this = psutil.Process()
+    own = {process.pid for process in (this, *this.children(recursive=True))}
     others = []
     for info in seen:
         if info["pid"] not in own:
@@ -89,14 +90,6 @@ def activity(seconds: float = WATCH_SECONDS) -> Activity:
     busiest = sorted(others, key=lambda process: (-process.cores, process.pid))
     # psutil lists the cores that are online by place: with one offline, places are not the numbers of `allowed`.
     return Activity(tuple(busiest), sum(idle) if len(busy_percent) > max(allowed, default=0) and idle else None)
-
-
-def descendants(parents: Mapping[int, int], pid: int) -> set[int]:
-    """Return a process and all that descend from it, given the parent of each."""
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
 
 
 def working_in(folder: Path, processes: Iterable[Process]) -> list[Process]:

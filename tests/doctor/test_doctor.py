@@ -22,8 +22,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import call
-from hypothesis import given
-from hypothesis import strategies as st
 
 from caddie.cli import app
 from caddie.config.schedules import PiecewiseConstant
@@ -166,8 +164,10 @@ Table = dict[int, tuple[str | None, int | None, float | None, list[str] | None]]
 def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Activity]:
     """Returns what is seen of a made-up table of processes on cores that are so many percent busy."""
 
-    def seen(table: Table, busy: tuple[float, ...] = (0.0, 75.0), own: int = 10) -> Activity:
+    def seen(table: Table, busy: tuple[float, ...] = (0.0, 75.0)) -> Activity:
         calls: list[object] = []
+        own = [SimpleNamespace(pid=pid) for pid, (_, parent, _, _) in table.items() if parent == 10]
+        this = SimpleNamespace(pid=10, children=lambda recursive: own)
 
         def process_iter(names: list[str]) -> Iterator[SimpleNamespace]:
             calls.append(names)
@@ -183,7 +183,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Activity]:
 
         monkeypatch.setattr(psutil, "process_iter", process_iter)
         monkeypatch.setattr(psutil, "cpu_percent", cpu_percent)
-        monkeypatch.setattr(processes.os, "getpid", lambda: own)
+        monkeypatch.setattr(psutil, "Process", lambda: this)
         monkeypatch.setattr(processes, "allowed_cores", lambda: {0, 1})
         found = processes.activity(2.0)
         assert calls[:2] == [["cpu_percent"], 2.0]
@@ -233,7 +233,7 @@ def test_who_waits_for_a_core_is_not_idle(look: Callable[..., Activity]) -> None
 
 
 def test_a_process_at_work_is_seen_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "descendants", lambda parents, pid: set())  # so that a child counts as a stranger
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])  # so that a child counts as a stranger
     with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as busy:
         try:
             (found,) = [process for process in processes.activity().processes if process.pid == busy.pid]
@@ -291,11 +291,19 @@ def test_what_is_left_over_is_idle_and_orphaned() -> None:
     assert [(one.level, one.fix) for one in found][-1] == ("warning", "kill 30")
 
 
-@given(st.dictionaries(st.integers(1, 30), st.integers(0, 30)), st.integers(1, 30))
-def test_a_family_is_closed_and_ends_even_in_circles(parents: dict[int, int], pid: int) -> None:
-    found = processes.descendants(parents, pid)
-    assert pid in found
-    assert all((child in found) == (parent in found) for child, parent in parents.items() if child != pid)
+def test_this_process_and_all_that_descend_from_it_are_no_others() -> None:
+    waits = "import sys; sys.stdin.read()"
+    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', '{waits}']); print(flush=True)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-S", "-c", f"{starts}; {waits}"], **pipes) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        (grandchild,) = psutil.Process(child.pid).children()
+        others = {process.pid for process in processes.activity().processes}
+        assert grandchild.is_running()
+        child.communicate()
+    assert others
+    assert not {os.getpid(), child.pid, grandchild.pid} & others
 
 
 def test_runs_are_told_apart_by_who_works_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
