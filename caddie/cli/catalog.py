@@ -153,8 +153,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
 
     if b is not None and "=" in b:
         settings, b = (written_out(b), *settings), None
-    if parts:
-        supply_parts([a, b] if b else [a], parts)
+    supply_parts([a, b] if b else [a], parts)
     left = find(a) if b else find(find(a).base or a)
     right = named_recipe(b or a, settings)
     changes = left.settings.diff(right.settings)

@@ -141,8 +141,7 @@ def named_recipe(
     if "=" in name and ".py:" not in name and recipe_path(name) is None:
         verb = click.get_current_context().info_name
         raise UserError(f"{name} is a setting; the recipe comes first, as in: caddie {verb} tiny {name}")
-    if parts:
-        supply_parts([name], parts)
+    supply_parts([name], parts)
     diff = assignments(settings)
     if seconds is not None:
         diff["train.seconds"] = seconds

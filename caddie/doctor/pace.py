@@ -118,8 +118,7 @@ def _read(status: int, out: bytes, err: bytes) -> Pace | str:
 
 def named(name: str, settings: Sequence[str], parts: Sequence[Path] = ()) -> Recipe:
     """Return the recipe of this name with settings of the form PATH=VALUE; `parts` are the users' files it needs."""
-    if parts:
-        supply_parts([name], parts)
+    supply_parts([name], parts)
     return find(name).but(assignments(settings))
 
 

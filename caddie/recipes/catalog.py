@@ -109,10 +109,10 @@ def begun_from(name: str) -> RunStart | None:
 def supply_parts(names: Sequence[str], parts: Sequence[Path]) -> None:
     """Run the users' files that the recipes of runs need, so that `find` knows their classes; `UserError` for others.
 
-    Each name stands for a run's folder or its `recipe.json`.
+    Each name stands for a run's folder or its `recipe.json`. Without `parts` nothing is done.
     """
     left = [UserFile(path, read_source(path)) for path in parts]
-    for name in names:
+    for name in names if parts else ():
         file = None if name in _SHIPPED else recipe_path(name)
         stated = recipe_file.stated_parts(file) if file else ()
         own = [one for one in left if name == names[-1] or one.stated.sha256 in {need.sha256 for need in stated}]
