@@ -74,11 +74,10 @@ def verify(
     if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(loaded)):
         settings = (f"pack.cap_bytes={cap}", *settings)
     recipe = _changed_recipe(loaded, settings, "pack.cap_bytes")
-    corpus = open_for_scoring(loaded, data) if data else None
     if not data:
         with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
-            corpus = corpus_of(loaded.path.parent)
-        corpus = corpus and open_for_scoring(loaded, corpus.folder)
+            data = str(corpus_of(loaded.path.parent).folder)
+    corpus = open_for_scoring(loaded, data) if data else None
     with Display(quiet=quiet) as display:
         display.phase("verify")
         verdict = verify_artifact(
