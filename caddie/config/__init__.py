@@ -1,7 +1,6 @@
 """Settings as frozen values, diffs between them, schedules."""
 
 from caddie.config.config import (
-    Changes,
     Channels,
     Config,
     Count,

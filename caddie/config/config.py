@@ -21,8 +21,6 @@ from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
 """Dotted path to value: the one notation for recipes, per-layer exceptions, sweeps, the command line and reports."""
-Changes = Sequence[tuple[Sequence[str], Any]]
-"""Paths, split at the dots, and values."""
 
 
 @dataclass(frozen=True)
@@ -333,8 +331,11 @@ def _bound(value: float) -> str:
     return f"{value:,.0f}" if value % 1 == 0 and abs(value) < 1e15 else f"{value:,g}"
 
 
-def _changed(node: Any, changes: Changes, path: str) -> Any:
-    """Return `node` with all changes made at once, so that settings that depend on each other can change together."""
+def _changed(node: Any, changes: Sequence[tuple[Sequence[str], Any]], path: str) -> Any:
+    """Return `node` with all changes made at once, so that settings that depend on each other can change together.
+
+    Changes are paths, split at the dots, and values.
+    """
     if isinstance(node, Mapping):
         for parts, value in changes:
             node = _changed_mapping(node, parts, value, path)

@@ -124,7 +124,7 @@ def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Reci
             "train.micro_batches": 1,
             "train.sequence_length": row,
             "train.warmup_steps": 3,
-            **{f"train.{path}": value for path, value in _twin_groups(recipe, size.width).items()},
+            **_twin_groups(recipe, size.width),
             "score.sequence_length": recipe.score.sequence_length // ROW,
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
@@ -225,9 +225,8 @@ def _twin_groups(recipe: Recipe, width: int) -> dict[str, int]:
     """Return the rows that Muon orthogonalizes together, as many heads as in the recipe."""
     found = {rule: getattr(optimizer, "group_rows", None) for rule, optimizer in recipe.train.optimizers.items()}
     size = recipe.model.width // getattr(recipe.model.block.attention, "heads", 1)
-    return {
-        f"optimizers.{rule}.group_rows": max(1, rows * (width // HEADS) // size) for rule, rows in found.items() if rows
-    }
+    path = "train.optimizers.{}.group_rows"
+    return {path.format(rule): max(1, rows * (width // HEADS) // size) for rule, rows in found.items() if rows}
 
 
 def _twin_schedule(schedule: Number, steps: float) -> Number:

@@ -180,11 +180,9 @@ def cap_of(artifact: Artifact) -> int | None:
     No user's file is run: those that only training needs are counted by the copies in the folder. `UserError` if one of
     these is another file.
     """
-    folder, named = (
-        artifact.path.parent,
-        re.fullmatch(r"artifact-(\d{1,12})(?:-[0-9a-f]+)?\.caddie", artifact.path.name),
-    )
-    if not named and artifact.path.name != ARTIFACT:
+    folder, name = artifact.path.parent, artifact.path.name
+    named = re.fullmatch(r"artifact-(\d{1,12})(?:-[0-9a-f]+)?\.caddie", name)
+    if not named and name != ARTIFACT:
         return None
     if not named and isinstance(kept := pick(read_json(folder / RESULT), "cap_bytes"), int):
         return kept
