@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from caddie.cli.options import named_recipe, options, recipe_argument, settings_argument, tell, written_out
+from caddie.cli.options import is_setting, named_recipe, options, recipe_argument, settings_argument, tell, written_out
 from caddie.config import Config, assignments, plain, show
 from caddie.errors import UserError
 from caddie.report.display import Display
@@ -151,7 +151,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
     from caddie.model.flops import flops_per_token
     from caddie.recipes.catalog import find, supply_parts
 
-    if b is not None and "=" in b:
+    if b is not None and is_setting(b):
         settings, b = (written_out(b), *settings), None
     supply_parts([a, b] if b else [a], parts)
     left = find(a) if b else find(find(a).base or a)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from caddie.cli.options import Finite, options, recipe_argument, settings_argument, tell, written_out
+from caddie.cli.options import Finite, is_setting, options, recipe_argument, settings_argument, tell, written_out
 from caddie.errors import CheckFailed
 from caddie.report.display import Display
 
@@ -33,7 +33,7 @@ def doctor(
     """
     from caddie.doctor import examine
 
-    if "=" in recipe:
+    if is_setting(recipe):
         recipe, settings = "tiny", (written_out(recipe), *settings)
     if seconds is not None:
         others = (text for text in settings if not text.startswith("train.seconds="))

@@ -131,14 +131,21 @@ def path_argument(name: str, metavar: str | None = None) -> Decorator:
     return click.argument(name, metavar=metavar, type=FILE)
 
 
+def is_setting(word: str) -> bool:
+    """Return True for PATH=VALUE where a recipe may stand, whose file or folder may have such a name as well."""
+    from caddie.recipes.recipe_file import recipe_path
+
+    path = recipe_path(word)
+    return "=" in word and ".py:" not in word and (path is None or not path.exists())
+
+
 def named_recipe(
     name: str, settings: tuple[str, ...], seconds: float | None = None, parts: Sequence[Path] = ()
 ) -> Recipe:
     """Return the recipe of this name with its settings changed; `parts` are the users' files that a run's needs."""
     from caddie.recipes.catalog import find, supply_parts
-    from caddie.recipes.recipe_file import recipe_path
 
-    if "=" in name and ".py:" not in name and recipe_path(name) is None:
+    if is_setting(name):
         verb = click.get_current_context().info_name
         raise UserError(f"{name} is a setting; the recipe comes first, as in: caddie {verb} tiny {name}")
     supply_parts([name], parts)

@@ -351,6 +351,16 @@ def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
     assert alone["diff"]["model.depth"] == 6
 
 
+def test_a_recipe_whose_file_has_an_equals_sign_is_no_setting(
+    caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("depth=3.toml").write_text('base = "tiny"\nmodel.depth = 3\n')
+    assert json.loads(caddie("diff", "tiny", "depth=3.toml", "--json").out)["diff"] == {"model.depth": 3}
+    assert json.loads(caddie("doctor", "depth=3.toml", "--quick", "--json").out)["recipe"] == "depth=3.toml"
+    assert caddie("diff", "tiny", "depth=4.toml").err.startswith("caddie: no setting depth"), "there is no such file"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("where", [("tiny",), (), ("lower_lr", "tiny")], ids=["one", "none", "two"])
 def test_cap_is_short_for_a_setting(where: tuple[str, ...], caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
