@@ -54,7 +54,6 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
         as_json: bool,
         quiet: bool,
     ) -> int:
-        from caddie.doctor.host import allowed_cores
         from caddie.recipes.catalog import begun_from
         from caddie.run.resolve_corpus import check_text_named
         from caddie.run.run import check_recipe
@@ -72,7 +71,7 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
         if track:
             check_installed(track)
         if gpus > 1 and not distributed.under_torchrun():
-            if distributed.local_device().type == "cpu" and gpus > (cores := len(allowed_cores())):
+            if distributed.local_device().type == "cpu" and gpus > (cores := len(distributed.allowed_cores())):
                 Display(quiet=quiet).note(f"no GPU here: {gpus} processes on {count(cores, 'core')} of a CPU")
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)

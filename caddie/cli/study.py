@@ -261,10 +261,10 @@ def _begin(study: Study, nice: int | None, *, data: str | None, out: str | Path,
     """Begin a study in the background, after what can be checked at once, and print how to follow and stop it."""
     import torch
 
-    from caddie.doctor.host import allowed_cores
     from caddie.lab.background import NICE, STUDY_LOG, begin
     from caddie.lab.runner import checked_recipes
     from caddie.run.resolve_corpus import check_source, check_text_named
+    from caddie.runtime.distributed import allowed_cores
 
     check_text_named(study.base, data)
     check_source(data)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from caddie.runtime.distributed import allowed_cores
 from caddie.runtime.memory import GROUPS, PROC, group_limits, system_text
 
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
@@ -37,13 +38,6 @@ class Processor:
     """Cores that this process may run on, or the CPU time that its container gets, in cores."""
     instruction_sets: tuple[str, ...] | None
     """Its `INSTRUCTION_SETS`; None if unknown."""
-
-
-def allowed_cores() -> set[int]:
-    """Return the numbers of the cores that this process may run on."""
-    if sys.platform == "linux":  # psutil has no affinity on macOS
-        return set(psutil.Process().cpu_affinity())
-    return set(range(psutil.cpu_count() or 1))
 
 
 def processor(proc: Path = PROC, groups: Path = GROUPS) -> Processor:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from caddie.doctor.host import allowed_cores
+from caddie.runtime.distributed import allowed_cores
 
 WATCH_SECONDS = 0.4
 """Time over which CPU use is measured; the system counts in hundredths of a second."""

@@ -51,8 +51,9 @@ class Local:
         """`gpus_each` is the number of GPUs of a run; 0 takes one where there are any."""
         import torch
 
-        gpus, allowed = torch.cuda.device_count(), getattr(os, "sched_getaffinity", None)
-        cores = sorted(allowed(0)) if allowed else list(range(os.cpu_count() or 1))
+        from caddie.runtime.distributed import allowed_cores
+
+        gpus, cores = torch.cuda.device_count(), sorted(allowed_cores())
         self._gpus_each = gpus_each or min(gpus, 1)
         self.workers = workers
         if gpus and workers * self._gpus_each > gpus:

@@ -206,6 +206,12 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def allowed_cores() -> set[int]:
+    """Return the numbers of the cores that this process may run on; all of them where the system has no affinity."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return set(allowed(0) if allowed else range(os.cpu_count() or 1))
+
+
 def local_device() -> torch.device:
     """Return the GPU of this process if there is one, else the CPU.
 
@@ -316,7 +322,7 @@ def launch(world: int, arguments: Sequence[str]) -> int:
         port = probe.getsockname()[1]
     shared = dict(os.environ)
     if "OMP_NUM_THREADS" not in shared:
-        shared |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)), SHARES_CORES: "1"}
+        shared |= {"OMP_NUM_THREADS": str(max(1, len(allowed_cores()) // world)), SHARES_CORES: "1"}
     shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack of C++ where another process has ended
     shared |= {"CADDIE_LAUNCHED": "1", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     end_with_this = None

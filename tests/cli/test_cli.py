@@ -475,7 +475,7 @@ def test_many_processes_without_a_gpu_are_told_first(
 ) -> None:
     monkeypatch.setattr("caddie.runtime.distributed.local_device", lambda: SimpleNamespace(type="cpu"))
     monkeypatch.setattr("caddie.runtime.distributed.launch", lambda gpus, arguments: 0)
-    monkeypatch.setattr("caddie.doctor.host.allowed_cores", lambda: {0, 1})
+    monkeypatch.setattr("caddie.runtime.distributed.allowed_cores", lambda: {0, 1})
     given = ("run", "tiny", *tiny_run.settings, "--data", tiny_run.corpus, "train.micro_batches=4", "--gpus")
     assert caddie(*given, 4).err == "no GPU here: 4 processes on 2 cores of a CPU\n"
     assert caddie(*given, 2).err == ""
