@@ -215,7 +215,6 @@ def code_bytes(source: Mapping[str, Any]) -> dict[str, int | None]:
 
 def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
     source = result.get("source") or {}
-    libraries = list((source.get("decoders") or {"": None}).values())
     bits, scored = result.get("bits_per_byte"), result["corpus"]["source_bytes"]["validation"]
     restored = result["corpus"].get("lossless") and bits is not None and math.isfinite(bits)
     return {
@@ -223,7 +222,7 @@ def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
         **result["ledger"]["parts"],
         **code_bytes(source),
         "text": math.ceil(bits * scored / 8) if restored else None,  # a lossy tokenizer's cannot be
-        "decoders": None if None in libraries else sum(libraries),
+        "decoders": _sum(source.get("decoders") or {"": None}),
     }
 
 
