@@ -11,7 +11,6 @@ from caddie.pack.artifact import Metadata
 from caddie.pack.compress import Pack
 from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
-from caddie.report.read import pick
 from caddie.run.policy import FileCap, code_bytes, file_cap, section_bytes
 
 
@@ -31,20 +30,14 @@ def cap_of_recipe(recipe: Recipe, metadata: Metadata | None = None) -> FileCap:
 
 
 def cap_of_stated(
-    recipe: Mapping[str, Any],
-    needed: Sequence[bytes],
-    training: Sequence[bytes],
-    parts: Mapping[str, int],
-    cap_bytes: int | None = None,
+    recipe: Mapping[str, Any], needed: Sequence[bytes], training: Sequence[bytes], parts: Mapping[str, int]
 ) -> FileCap:
     """Return the bytes that the file of a recipe may have, given as JSON, whose classes this process need not have.
 
-    `needed` and `training` are the contents of users' files as in `with_parts`; `cap_bytes` replaces the recipe's cap.
+    `needed` and `training` are the contents of users' files as in `with_parts`.
     """
-    packing = dict(pick(recipe, "pack") or {})
-    packing |= {"cap_bytes": cap_bytes} if cap_bytes is not None else {}
-    pack = Pack(**{name: packing[name] for name in ("cap_bytes", "policy") if name in packing})
-    source = with_parts(describe_source({**recipe, "pack": packing}), needed, training) if pack.policy else {}
+    pack = Pack(**{name: recipe["pack"][name] for name in ("cap_bytes", "policy") if name in recipe["pack"]})
+    source = with_parts(describe_source(recipe), needed, training) if pack.policy else {}
     return file_cap(pack, code_bytes(source), parts)
 
 

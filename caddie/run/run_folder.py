@@ -198,8 +198,10 @@ def cap_of(artifact: Artifact) -> int | None:
                 f"{folder / PARTS / one.name} is not the file that {folder / RECIPE} needs, and its code counts; "
                 "copy it there again, or name the cap by cap=N"
             )
-    needed = [file.source for file in artifact.parts]
-    return cap_of_stated(about["recipe"], needed, [*sources.values()], artifact.ledger, cap).file_bytes
+    recipe, needed = about["recipe"], [file.source for file in artifact.parts]
+    if cap is not None:
+        recipe = {**recipe, "pack": {**recipe["pack"], "cap_bytes": cap}}
+    return cap_of_stated(recipe, needed, [*sources.values()], artifact.ledger).file_bytes
 
 
 def is_file_of_result(artifact: Artifact) -> bool:
