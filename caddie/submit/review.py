@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from caddie.submit import review_runs
 from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
 from caddie.submit.review_code import HELD_OUT, check_preparation, check_scripts
 from caddie.submit.review_files import Folder, list_folder, read_json
 from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
+from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline
 from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scripts
 
 _MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
@@ -44,60 +44,36 @@ class Review:
         return {"folder": self.folder, **counts, "findings": found, "logs": self.logs}
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Claims of a folder's files about its runs."""
-
-    folder: Folder
-    claims: Claims
-    claims_file: str
-    logs: list[Log]
-    chosen: list[Log]
-
-
 def review(path: Path, against: Path | None = None) -> Review:
     """Check a submission's folder; `against` is the folder of its base, for the p-value.
 
     Raises `UserError` for what is no folder or cannot be read. Every other oddity is a finding.
     """
     found = Findings(_unlimited(path, {}))
-    read = _read(path, found)
-    main = main_script(read.folder)
-    if main is None:
-        found.add("file-missing", "train_gpt.py", "there is no script train_gpt.py")
-    size = _check_scripts(read, main, found) if main else 0
-    for log in read.logs:
-        review_runs.check_log(log, read.chosen, read.claims, size, found)
-    review_runs.check_agreement(read.logs, read.chosen, read.claims, read.claims_file, found)
-    review_runs.check_configuration(read.logs, read.chosen, read.claims, found)
-    _check_readme(read, found)
-    _check_held_out(read, found)
-    base = _read(against, Findings(False)) if against else None
-    seeds = {log.seed for log in read.chosen}
-    ours = [log for log in read.logs if log.seed in seeds]
-    review_runs.check_training_text(ours, base.logs if base else [], found)
-    scores = map(float, review_runs.seed_scores(read.chosen, read.claims))
-    theirs = map(float, review_runs.seed_scores(base.chosen, base.claims)) if base else read.claims.base
-    review_runs.check_p_value([*scores], [*theirs], read.claims, read.claims_file, found)
+    folder, stated = _read(path, found)
+    size = _check_scripts(folder, stated, found)
+    check_runs(stated, _read(against, Findings(False))[1] if against else None, size, found)
+    _check_readme(folder, stated.claims, found)
+    _check_held_out(folder, found)
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     findings = sorted(found, key=lambda one: (order[one.severity], one.file, one.line or 0))
-    return Review(str(path), findings, [_facts(log, read.claims) for log in read.chosen])
+    return Review(str(path), findings, [_facts(log, stated.claims) for log in stated.chosen])
 
 
-def _read(path: Path, found: Findings) -> _Read:
-    """Return what the folder's JSON and logs say."""
+def _read(path: Path, found: Findings) -> tuple[Folder, Stated]:
+    """Return the folder and what its JSON and logs say."""
     folder = list_folder(path, found)
     file = _pick(folder, "submission.json", r"submission\w*\.json", found)
     data = read_json(text, file, found) if file and (text := folder.text(file, found)) is not None else {}
     found.unlimited = _unlimited(path, data)
-    claims = read_claims(data, file, found) if file and data else Claims()
+    claims = read_claims(data, file, found) if file and data else Claims(file or "submission.json")
     names = [name for name in folder.sizes if _is_log(name)]
     texts = [(name, folder.text(name, found)) for name in names[:_MOST_LOGS]]
     logs = [parse_log(name, text) for name, text in texts if text]
     logs = [log for log in logs if log.scores or log.value("total_bytes") is not None]
     if not logs:
         found.add("file-missing", "train.log", "there is no log of a run")
-    return _Read(folder, claims, file or "submission.json", logs, review_runs.cited(logs, claims))
+    return folder, Stated(claims, logs, cited(logs, claims))
 
 
 def _unlimited(path: Path, data: Mapping[str, Any]) -> bool:
@@ -122,16 +98,18 @@ def _pick(folder: Folder, wanted: str, like: str, found: Findings) -> str | None
     return None
 
 
-def _check_scripts(read: _Read, main: str, found: Findings) -> int:
+def _check_scripts(folder: Folder, stated: Stated, found: Findings) -> int:
     """Check the script, the files that it names and those that prepare data; return the bytes of what trains."""
+    if (main := main_script(folder)) is None:
+        found.add("file-missing", "train_gpt.py", "there is no script train_gpt.py")
+        return 0
     if main != "train_gpt.py":
         found.add("file-name", main, "the contest calls it train_gpt.py")
-    folder = read.folder
     if not folder.sizes[main]:
         found.add("file-missing", main, "the script is empty")
     scripts, size = read_scripts(folder, main, found)
     off = [
-        {name for name, (value, _) in log.settings.items() if re.fullmatch(r"0(\.0*)?", value)} for log in read.chosen
+        {name for name, (value, _) in log.settings.items() if re.fullmatch(r"0(\.0*)?", value)} for log in stated.chosen
     ]
     try:
         check_scripts(scripts, set.intersection(*off) if off else set(), found)
@@ -145,26 +123,26 @@ def _check_scripts(read: _Read, main: str, found: Findings) -> int:
     return size
 
 
-def _check_readme(read: _Read, found: Findings) -> None:
+def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
     """Check that the README states the scores, to three digits after the point or more."""
-    name = _pick(read.folder, "README.md", r"\w*readme(?:\.\w+)?", found)
-    text = read.folder.text(name, found) if name else None
+    name = _pick(folder, "README.md", r"\w*readme(?:\.\w+)?", found)
+    text = folder.text(name, found) if name else None
     if text and (forced := re.search(r"FORCE_STOP_STEP\W{1,3}([1-9]\d{0,9})", text)):
         said = f"training ends at step {forced[1]}, whatever the clock says"
         found.add("code-force-stop", name or "", said, text.count("\n", 0, forced.start()) + 1)
-    if not text or read.claims.score is None:
+    if not text or claims.score is None:
         return
     numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,10}(?!\d)", text))
     written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]
-    for what, score in (("val_bpb", read.claims.score), *((f"seed {k}", v) for k, v in read.claims.scores.items())):
-        if not any(review_runs.agree(number, score) for number in written):
+    for what, score in (("val_bpb", claims.score), *((f"seed {k}", v) for k, v in claims.scores.items())):
+        if not any(agree(number, score) for number in written):
             found.add("score-readme", name or "", f"{what} {score} is not in it")
 
 
-def _check_held_out(read: _Read, found: Findings) -> None:
+def _check_held_out(folder: Folder, found: Findings) -> None:
     """Check how many documents README and JSON say that the training text was prepared without."""
-    for name in read.folder.sizes:
-        text = read.folder.text(name, found) if re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I) else None
+    for name in folder.sizes:
+        text = folder.text(name, found) if re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I) else None
         for match in _VAL_DOCS.finditer(text or ""):
             if (count := int(re.sub(r"\D", "", match[1]))) < HELD_OUT:
                 said = f"training text was prepared with {count:,} documents held out, of {HELD_OUT:,} in the set"
@@ -174,7 +152,7 @@ def _check_held_out(read: _Read, found: Findings) -> None:
 
 
 def _facts(log: Log, claims: Claims) -> dict[str, Any]:
-    score = review_runs.headline(log, claims)
+    score = headline(log, claims)
     training = log.value("training_ms")
     seconds = log.value("evaluation_s")
     return {

@@ -39,6 +39,8 @@ _SIZES = ("artifact_bytes", "bytes_total", "submission_size_bytes")
 class Claims:
     """Numbers that the JSON claims, by seed where it names seeds."""
 
+    file: str
+    """Name of the JSON."""
     score: Decimal | None = None
     std: Decimal | None = None
     p_value: Decimal | None = None
@@ -63,7 +65,8 @@ def read_claims(data: Mapping[str, Any], file: str, found: Findings) -> Claims:
             found.add("json-type", file, f"{name} is {_kind(data[name])}, where merged records have {wanted}")
     inner = data.get("results")
     data = {**(inner if isinstance(inner, dict) else {}), **data}
-    claims = Claims(_score(data, file, found), _decimal(data.get("val_bpb_std")), _decimal(data.get("p_value")))
+    score, std, p_value = _score(data, file, found), _decimal(data.get("val_bpb_std")), _decimal(data.get("p_value"))
+    claims = Claims(file, score, std, p_value)
     for seed, value in islice(_seeds(data), _MOST_SEEDS):
         claims.seeds.append(seed)
         claims.scores.update({seed: score} if (score := _first(value, _SCORES)) is not None else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from statistics import fmean, pstdev, stdev
@@ -51,6 +52,16 @@ def agree(a: Decimal, b: Decimal) -> bool:
     return abs(a - b) <= step / 2
 
 
+@dataclass(frozen=True)
+class Stated:
+    """What the files of a folder state about its runs."""
+
+    claims: Claims
+    logs: list[Log]
+    chosen: list[Log]
+    """Those that the score of the JSON comes from."""
+
+
 def cited(logs: Sequence[Log], claims: Claims) -> list[Log]:
     """Return the logs that the score of the JSON comes from: those of its seeds with their scores, where there are any.
 
@@ -78,24 +89,36 @@ def headline(log: Log, claims: Claims) -> Score | None:
     return log.final[-1] if log.final else None
 
 
-def check_log(log: Log, chosen: Sequence[Log], claims: Claims, script_bytes: int, found: Findings) -> None:
+def check_runs(stated: Stated, base: Stated | None, script_bytes: int, found: Findings) -> None:
+    """Check a folder's logs and the claims of its JSON; `base` is of the folder to beat."""
+    for log in stated.logs:
+        _check_log(log, stated, script_bytes, found)
+    _check_agreement(stated, found)
+    _check_configuration(stated, found)
+    _check_training_text(stated, base.logs if base else [], found)
+    scores = [float(score) for score in _seed_scores(stated)]
+    theirs = [float(score) for score in _seed_scores(base)] if base else stated.claims.base
+    _check_p_value(scores, theirs, stated.claims, found)
+
+
+def _check_log(log: Log, stated: Stated, script_bytes: int, found: Findings) -> None:
     """Check one log: bytes, clocks, validation set, and how it scored.
 
     Findings in a log that the score does not come from are lowered to notes, but for its training where the score comes
     from an evaluation-only log.
     """
-    score = headline(log, claims)
-    alone = [one for one in chosen if "training_ms" not in one.facts and one.seed == log.seed]
+    score = headline(log, stated.claims)
+    alone = [one for one in stated.chosen if "training_ms" not in one.facts and one.seed == log.seed]
     before = len(found)
     _check_size(log, script_bytes, found)
     _check_training(log, found)
-    if log not in chosen and not alone:
+    if log not in stated.chosen and not alone:
         found.lower(before)
     before = len(found)
     _check_evaluation_clock(log, score, found)
-    _check_validation(log, score, claims.own_set, found)
+    _check_validation(log, score, stated.claims.own_set, found)
     _check_scoring(log, score, found)
-    if log not in chosen:
+    if log not in stated.chosen:
         found.lower(before)
 
 
@@ -211,38 +234,39 @@ def _check_scoring(log: Log, score: Score | None, found: Findings) -> None:
         found.add("code-force-stop", log.file, said, log.line("force_stop_step"))
 
 
-def check_agreement(logs: Sequence[Log], chosen: Sequence[Log], claims: Claims, file: str, found: Findings) -> None:
+def _check_agreement(stated: Stated, found: Findings) -> None:
     """Check that JSON and logs agree: scores of the seeds, their mean, standard deviation, number and sizes."""
-    seeds = len(claims.seeds or {log.seed for log in chosen})
-    if chosen and seeds < _SEEDS:
-        found.add("seeds", file, f"{seeds} of {_SEEDS} seeds")
+    claims, logs = stated.claims, stated.logs
+    seeds = len(claims.seeds or {log.seed for log in stated.chosen})
+    if stated.chosen and seeds < _SEEDS:
+        found.add("seeds", claims.file, f"{seeds} of {_SEEDS} seeds")
     for seed in claims.seeds:
         own = [log for log in logs if seed in (log.seed, log.stated_seed)]
         if not own:
-            found.add("seed-log", file, f"there is no log of seed {seed}")
-        elif (stated := claims.scores.get(seed)) is not None:
-            _check_seed(seed, stated, own, found)
+            found.add("seed-log", claims.file, f"there is no log of seed {seed}")
+        elif (score := claims.scores.get(seed)) is not None:
+            _check_seed(seed, score, own, found)
     for log in logs:
         if log.stated_seed not in (None, log.seed):
             said = f"it states seed {log.stated_seed}, and its name says {log.seed}"
             found.add("seed-name", log.file, said, log.line("seed"))
-    _check_mean(chosen, claims, file, found)
-    _check_sizes(logs, claims, file, found)
+    _check_mean(stated, found)
+    _check_sizes(stated, found)
 
 
-def _check_sizes(logs: Sequence[Log], claims: Claims, file: str, found: Findings) -> None:
+def _check_sizes(stated: Stated, found: Findings) -> None:
     """Check that each seed's log states a size, and that none below it is claimed."""
-    for seed in {log.seed: None for log in logs}:
-        own = [log for log in logs if log.seed == seed]
+    for seed in {log.seed: None for log in stated.logs}:
+        own = [log for log in stated.logs if log.seed == seed]
         totals = [total for log in own if (total := log.value("total_bytes")) is not None]
-        claimed = claims.sizes.get(seed) if seed is not None else None
+        claimed = stated.claims.sizes.get(seed) if seed is not None else None
         if not totals:
             found.add("size-unknown", own[0].file, "no line states the total size")
         elif claimed is not None and claimed < min(totals):
             models = {log.value("model_bytes") for log in own}
             what = "the model alone" if claimed in models else "neither its total nor its model"
             said = f"seed {seed}: {claimed:,} bytes; its log has {min(totals):,.0f}, and it is {what}"
-            found.add("size-claim", file, said)
+            found.add("size-claim", stated.claims.file, said)
 
 
 def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings) -> None:
@@ -261,15 +285,15 @@ def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings)
     found.add("score", own[0].file, f"seed {seed}: the JSON says {stated}, and {ends}", end.line if end else None)
 
 
-def _check_mean(chosen: Sequence[Log], claims: Claims, file: str, found: Findings) -> None:
-    scores = seed_scores(chosen, claims)
+def _check_mean(stated: Stated, found: Findings) -> None:
+    claims, file, scores = stated.claims, stated.claims.file, _seed_scores(stated)
     if claims.score is None or not scores:
         return
     mean = sum(scores, Decimal()) / len(scores)
     slack = Decimal(1).scaleb(-min(decimals(one) for one in (claims.score, *scores)))
     said = f"val_bpb is {claims.score}; the mean of {count(len(scores), 'seed')} is {mean:.8f}"
     if abs(mean - claims.score) > slack:
-        if other := None if claims.scores else _other_line(chosen, claims.score):
+        if other := None if claims.scores else _other_line(stated.chosen, claims.score):
             said = f"val_bpb is {claims.score}, the mean of the lines `{other}`, not of the last"
             found.add("score-last", file, said)
         elif any(agree(score, claims.score) for score in scores):
@@ -287,10 +311,10 @@ def _check_mean(chosen: Sequence[Log], claims: Claims, file: str, found: Finding
             found.add("score-std-wrong", file, f"val_bpb_std is {claims.std}; that of the seeds is {said}")
 
 
-def seed_scores(chosen: Sequence[Log], claims: Claims) -> list[Decimal]:
+def _seed_scores(stated: Stated) -> list[Decimal]:
     """Return a score for each seed: the JSON's, else those of the logs."""
-    ends = {log.seed: score.bits for log in chosen if (score := headline(log, claims)) is not None}
-    return list(claims.scores.values()) or list(ends.values())
+    ends = {log.seed: score.bits for log in stated.chosen if (score := headline(log, stated.claims)) is not None}
+    return list(stated.claims.scores.values()) or list(ends.values())
 
 
 def _other_line(chosen: Sequence[Log], stated: Decimal) -> str | None:
@@ -303,18 +327,15 @@ def _other_line(chosen: Sequence[Log], stated: Decimal) -> str | None:
     return None
 
 
-def check_configuration(logs: Sequence[Log], chosen: Sequence[Log], claims: Claims, found: Findings) -> None:
+def _check_configuration(stated: Stated, found: Findings) -> None:
     """Check that the logs of the score have the settings of the first of them, and say which others have not."""
-    if not chosen:
-        return
-    first = chosen[0]
-    for log in [*chosen[1:], *(log for log in logs if log not in chosen)]:
-        if odd := _unlike(first.settings, log.settings):
+    for log in [*stated.chosen, *(log for log in stated.logs if log not in stated.chosen)]:
+        if odd := _unlike(stated.chosen[0].settings, log.settings):
             shown = "; ".join(f"{name} {a} and {b}" for name, a, b, _ in odd[:4])
             more = f", and {len(odd) - 4} more" if len(odd) > 4 else ""
-            rule = "configuration" if log in chosen else "seed-other"
-            note = rule == "seed-other" and len(claims.seeds) >= _SEEDS
-            found.add(rule, log.file, f"unlike {first.file}: {shown}{more}", odd[0][3], note)
+            rule = "configuration" if log in stated.chosen else "seed-other"
+            note = rule == "seed-other" and len(stated.claims.seeds) >= _SEEDS
+            found.add(rule, log.file, f"unlike {stated.chosen[0].file}: {shown}{more}", odd[0][3], note)
 
 
 def _unlike(a: Mapping[str, tuple[str, int]], b: Mapping[str, tuple[str, int]]) -> list[tuple[str, str, str, int]]:
@@ -323,12 +344,13 @@ def _unlike(a: Mapping[str, tuple[str, int]], b: Mapping[str, tuple[str, int]]) 
     return [(name, a[name][0], *b[name]) for name in shared if not any(part in name for part in _UNLIKE_PARTS)]
 
 
-def check_training_text(chosen: Sequence[Log], base: Sequence[Log], found: Findings) -> None:
+def _check_training_text(stated: Stated, base: Sequence[Log], found: Findings) -> None:
     """Check that training losses rise and fall with the base's where both read as many tokens a step.
 
     Contest scripts read the text in an order that no seed changes, so the loss of a step tells what text it was of.
     """
-    for log in chosen:
+    seeds = {log.seed for log in stated.chosen}
+    for log in (log for log in stated.logs if log.seed in seeds):
         for other in (one for one in base if _reading(one) == _reading(log) and all(_reading(log)[:2])):
             steps = [step for step in log.losses if step >= _SETTLED and step in other.losses]
             if len(steps) < _SHARED:
@@ -350,7 +372,7 @@ def _reading(log: Log) -> list[str]:
     return [log.settings.get(name, ("", 0))[0].rpartition("/")[2] for name in _READING]
 
 
-def check_p_value(scores: Sequence[float], base: Sequence[float], claims: Claims, file: str, found: Findings) -> None:
+def _check_p_value(scores: Sequence[float], base: Sequence[float], claims: Claims, found: Findings) -> None:
     """Recompute the one-sided p of Welch's test that the scores are better than the base's."""
     if min(len(scores), len(base)) < 2:
         return
@@ -358,6 +380,6 @@ def check_p_value(scores: Sequence[float], base: Sequence[float], claims: Claims
     if math.isnan(p):  # no seed differs from another
         return
     said = f"p = {p:.4g}, {len(scores)} seeds of mean {fmean(scores):.5f} against {len(base)} of {fmean(base):.5f}"
-    found.add("p-value" if p < 0.25 else "p-value-weak", file, f"{said} (Welch, one-sided)")
+    found.add("p-value" if p < 0.25 else "p-value-weak", claims.file, f"{said} (Welch, one-sided)")
     if claims.p_value is not None and not p / 3 <= float(claims.p_value) <= 3 * p:
-        found.add("p-value-claim", file, f"p_value is {claims.p_value}; the seeds give {p:.4g}")
+        found.add("p-value-claim", claims.file, f"p_value is {claims.p_value}; the seeds give {p:.4g}")
