@@ -8,9 +8,9 @@ import lzma
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 from caddie.submit.review_files import Folder
 from caddie.submit.review_rules import Findings
@@ -44,7 +44,7 @@ class Script:
 def main_script(folder: Folder) -> str | None:
     """Return the name of the script that trains: `train_gpt.py`, else the first `train*.py`."""
     top = sorted(name for name in folder.sizes if "/" not in name and name.endswith(".py"))
-    named = [name for name in top if name.startswith("train") or name.startswith("caddie_train")]
+    named = [name for name in top if name.startswith("train")]
     return "train_gpt.py" if "train_gpt.py" in top else next(iter(named), None)
 
 
@@ -63,7 +63,7 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
         source, unpacked = unpack(text, name, found)
         if (tree := parse(source, name, found)) is not None:
             scripts.append(Script(name, tree, unpacked))
-        if tree is not None and runs_text(tree):
+        if tree is not None and _runs_text(tree):
             holding = [
                 one for one in folder.sizes if not one.endswith(".py") and re.search(rf"\b{re.escape(one)}\b", source)
             ]
@@ -82,7 +82,7 @@ RUNS = {"exec", "eval", "compile", "__import__"}
 """Functions that run what is made while the script runs."""
 
 
-def runs_text(tree: ast.Module) -> bool:
+def _runs_text(tree: ast.Module) -> bool:
     """True if a script calls one of `RUNS`."""
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     return any(isinstance(one, ast.Name) and one.id in RUNS for one in calls)
@@ -95,8 +95,7 @@ def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
     """
     source, layers = text, 0
     while layers < _MOST_LAYERS and (packed := _packed(source)):
-        inner = next((out for raw in _decoded(packed) if (out := _inflated(raw)) is not None), None)
-        if inner is None:
+        if (inner := _inflated(packed)) is None:
             found.add("code-unread", name, "it is packed in a way that is not known; its source was not checked")
             break
         source, layers = inner.decode(errors="replace"), layers + 1
@@ -106,52 +105,50 @@ def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
 def parse(source: str, name: str, found: Findings) -> ast.Module | None:
     """Return the syntax tree; f-strings of Python 3.12 that an older Python does not read are blanked."""
     for read in (str, blank_f_strings):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the script's own invalid escapes
-                return ast.parse(read(source))
-        except (SyntaxError, ValueError) as error:
-            said = f"it is not Python ({str(error)[:80]})"
-        except (RecursionError, MemoryError):
-            said = "it is nested too deeply"
-    found.add("code-unread", name, f"{said}; its source was not checked")
+        tree = _tree(read(source))
+        if isinstance(tree, ast.Module):
+            return tree
+    found.add("code-unread", name, f"{tree}; its source was not checked")
     return None
+
+
+def _tree(source: str) -> ast.Module | str:
+    """Return the syntax tree, or why there is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the script's own invalid escapes
+            return ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        return f"it is not Python ({str(error)[:80]})"
+    except (RecursionError, MemoryError):
+        return "it is nested too deeply"
 
 
 def _packed(source: str) -> bytes | None:
     """Return the string or bytes that makes up most of the source, without white space; None if there is none."""
     if len(source) > MOST_BYTES or not re.search(r"b85decode|b64decode|a85decode", source):
         return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            nodes = ast.walk(ast.parse(source))
-            strings = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    if isinstance(tree := _tree(source), str):
         return None
+    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     data = [one.encode() if isinstance(one, str) else one for one in strings if isinstance(one, (str, bytes))]
     longest = max(data, key=len, default=b"")
     return b"".join(longest.split()) if len(longest) >= _PACKED_SHARE * len(source) else None
 
 
-def _decoded(packed: bytes) -> Iterator[bytes]:
-    for decode in _DECODERS:
-        with suppress(ValueError):
-            yield decode(packed)
-
-
-def _inflated(raw: bytes) -> bytes | None:
-    """Return what one of the known codecs makes of `raw`, of at most `MOST_BYTES`; None if none reads it."""
+def _inflated(packed: bytes) -> bytes | None:
+    """Return the source in a packed string, of at most `MOST_BYTES`; None if no known coding and codec read it."""
     import brotli
 
-    for open_one in (
-        lambda: lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(raw, MOST_BYTES + 1),
-        lambda: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_RAW_LZMA).decompress(raw, MOST_BYTES + 1),
-        lambda: zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(raw, MOST_BYTES + 1),
-        lambda: brotli.Decompressor().process(raw, output_buffer_limit=MOST_BYTES + 1),
-    ):
+    codecs: tuple[Callable[[bytes], bytes], ...] = (
+        lambda raw: lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(raw, MOST_BYTES + 1),
+        lambda raw: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_RAW_LZMA).decompress(raw, MOST_BYTES + 1),
+        lambda raw: zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(raw, MOST_BYTES + 1),
+        lambda raw: brotli.Decompressor().process(raw, output_buffer_limit=MOST_BYTES + 1),
+    )
+    for decode, decompress in product(_DECODERS, codecs):
         try:
-            out = open_one()
+            out = decompress(decode(packed))
         except (lzma.LZMAError, zlib.error, brotli.error, EOFError, ValueError, MemoryError):
             continue
         if 0 < len(out) <= MOST_BYTES and b"\0" not in out:
