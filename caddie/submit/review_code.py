@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 
-from caddie.submit.review_flow import Flow
+from caddie.submit.review_flow import follow
 from caddie.submit.review_rules import Findings
 from caddie.submit.review_script import RUNS, Script
 from caddie.submit.review_values import Place, Scope, constant, last
@@ -29,9 +29,9 @@ _SHARDS = ("fineweb_train_000000.bin", "fineweb_val_000000.bin")
 
 def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found: Findings) -> None:
     """Check the script that trains and the files that it names; `switched_off` are settings that logs say are 0."""
-    flow = Flow(scripts)
-    unscored = _check_order(flow, found)
-    for scope in flow.scopes:
+    scopes = follow(scripts)
+    unscored = _check_order(scopes, found)
+    for scope in scopes:
         _check_rescoring(scope, unscored, found)
         for kind, rule in _NOTED.items():
             for place in scope.places[kind][:1]:
@@ -42,7 +42,7 @@ def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found
     for script in scripts:
         _check_hints(script, switched_off, found)
         _check_outside(script, found)
-    _check_spaces(flow.scopes, found)
+    _check_spaces(scopes, found)
 
 
 _NOTED = {"target": "code-target", "mixture": "code-mixture", "select": "code-selection", "cut": "code-cut",
@@ -61,16 +61,16 @@ def check_preparation(tree: ast.Module, file: str, found: Findings) -> None:
                 found.add("held-out-default", file, said, node.lineno)
 
 
-def _check_order(flow: Flow, found: Findings) -> set[Scope]:
+def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
     """Check that text is scored before parameters learn from it, up to the callers; return functions that do neither.
 
     `bare` are updates before which a function scored nothing: where, what really trains, and its own line.
     """
     bare: dict[Scope, list[tuple[Place, Scope, Place]]] = {}
     late: dict[Scope, Place] = {}
-    called = {place.scope for scope in flow.scopes for place in scope.places["call"]}
+    called = {place.scope for scope in scopes for place in scope.places["call"]}
     for _ in range(_MOST_CALLERS):
-        for scope in flow.scopes:
+        for scope in scopes:
             events = [(place, scope, place) for place in scope.places["update"][:_MOST]]
             for call in scope.places["call"][:_MOST]:
                 for update, source, place in bare.get(call.scope, ())[:1] if call.scope not in (scope, None) else ():
@@ -93,7 +93,7 @@ def _check_order(flow: Flow, found: Findings) -> set[Scope]:
                 said = f"{source.name} trains on validation text, and neither it nor its caller scores that text before"
                 source.script.add("code-trains-on-validation", said, place.line, found)
                 break
-    return {scope for scope in flow.scopes if late.get(scope) or bare[scope]}
+    return {scope for scope in scopes if late.get(scope) or bare[scope]}
 
 
 def _adds(scope: Scope) -> list[Place]:

@@ -21,7 +21,7 @@ from caddie.submit.review_values import (
     PARAMETER,
     TEXT,
     VALIDATION_NAME,
-    Known,
+    Flow,
     Scope,
     Values,
     callee,
@@ -32,54 +32,45 @@ from caddie.submit.review_values import (
     without,
 )  # fmt: skip
 
-_ROUNDS = 6
+_ROUNDS = 7
 """Passes over the script while labels still spread; each follows any number of assignments in order."""
 
 
-class Flow(Known):
-    """Labels of all values of the scripts."""
+def follow(scripts: Sequence[Script]) -> list[Scope]:
+    """Return all functions of the scripts, and each script outside of any, with their labels and places."""
+    flow = Flow()
+    for script in scripts:
+        _declare(Scope("", script.tree, script, None), flow)
+    for _ in range(_ROUNDS):
+        before = flow.size()
+        for scope in flow.scopes:
+            scope.places.clear()  # the last pass, which has all labels, notes them again
+            _Walk(flow, scope).run()
+        if flow.size() == before:
+            break
+    return flow.scopes
 
-    def __init__(self, scripts: Sequence[Script]) -> None:
-        super().__init__()
-        self.scopes: list[Scope] = []
-        for script in scripts:
-            self._declare(script.tree, Scope("", script.tree, script, None))
-        for _ in range(_ROUNDS):
-            before = self._size()
-            self._pass()
-            if self._size() == before:
-                break
-        for scope in self.scopes:
-            scope.places.clear()
-        self._pass()
 
-    def _size(self) -> int:
-        bits = (mark for scope in self.scopes for kept in (scope.labels, scope.returns) for mark in kept.values())
-        return sum(bits) + sum(self.attributes.values())
-
-    def _declare(self, node: ast.AST, scope: Scope) -> None:
-        self.scopes.append(scope)
-        waiting: list[tuple[ast.AST, str]] = [(node, "")]
-        while waiting:
-            at, owner = waiting.pop()
-            for child in ast.iter_child_nodes(at):
-                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
-                    every = child.args
-                    inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
-                    if inner.parameters[:1] == ["self"]:
-                        del inner.parameters[0]
-                    for name in (child.name, owner if child.name == "__init__" else ""):
-                        self.named[name] += [inner] if name else []
-                    self._declare(child, inner)
-                else:
-                    if isinstance(child, ast.Attribute) and child.attr in MODEL:
-                        self.models.add(last(child.value))
-                    waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
-
-    def _pass(self) -> None:
-        for scope in self.scopes:
-            _Walk(self, scope).run()
+def _declare(scope: Scope, flow: Flow) -> None:
+    """Add a scope and those within it."""
+    flow.scopes.append(scope)
+    waiting: list[tuple[ast.AST, str]] = [(scope.node, "")]
+    while waiting:
+        at, owner = waiting.pop()
+        for child in ast.iter_child_nodes(at):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
+                every = child.args
+                inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+                if inner.parameters[:1] == ["self"]:
+                    del inner.parameters[0]
+                for name in (child.name, owner if child.name == "__init__" else ""):
+                    flow.named[name] += [inner] if name else []
+                _declare(inner, flow)
+            else:
+                if isinstance(child, ast.Attribute) and child.attr in MODEL:
+                    flow.models.add(last(child.value))
+                waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
 
 
 class _Walk(Values):

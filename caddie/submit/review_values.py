@@ -60,19 +60,26 @@ class Scope:
     """The class that it is a method of."""
 
 
-class Known:
-    """Functions by name, labels of attributes, and names of models."""
+@dataclass
+class Flow:
+    """What is known of the scripts together: their scopes, labels of attributes, and names of models."""
 
-    def __init__(self) -> None:
-        self.named: dict[str, list[Scope]] = defaultdict(list)
-        self.attributes: dict[str, int] = defaultdict(int)
-        self.models: set[str] = set()
+    scopes: list[Scope] = field(default_factory=list)
+    named: dict[str, list[Scope]] = field(default_factory=lambda: defaultdict(list))
+    """Functions by name."""
+    attributes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    models: set[str] = field(default_factory=set)
+
+    def size(self) -> int:
+        """Return a number that grows with every label, of which none is ever taken away."""
+        bits = (mark for scope in self.scopes for kept in (scope.labels, scope.returns) for mark in kept.values())
+        return sum(bits) + sum(self.attributes.values())
 
 
 class Values:
     """Labels of the expressions of a scope, in one pass over it."""
 
-    def __init__(self, flow: Known, scope: Scope) -> None:
+    def __init__(self, flow: Flow, scope: Scope) -> None:
         self.flow, self.scope = flow, scope
         self.loop: ast.AST | None = None
         self.no_gradient = any(last(callee(one)) in NO_GRADIENT for one in getattr(scope.node, "decorator_list", []))
@@ -216,7 +223,8 @@ class Values:
             receiver = self.value(node.func)
         given = [self.value(one) for one in node.args]
         named = {one.arg: self.value(one.value) for one in node.keywords}
-        marks = receiver | union([*given, *named.values()])
+        handed = self.arguments(node)
+        marks = receiver | handed
         known = plain(marks)
         if name in _SIZES or name.endswith("_like"):
             return 0
@@ -232,7 +240,7 @@ class Values:
         if name == "getenv":
             return marks | ENV
         if "cross_entropy" in name or name in {"nll_loss", "NLLLoss"}:
-            return self._loss(node, given, named)
+            return self._loss(node, given[0] if given else named.get("input", 0))
         if name in {"gather", "take_along_dim", "take_along_axis"} and known & TEXT and known & TARGET:
             return LOSS | without(marks, TARGET)
         if known & TEXT and (name == "flip" or (name == "roll" and any(map(_negative, ast.walk(node))))):
@@ -242,10 +250,10 @@ class Values:
         if known & TEXT and known & LOSS and name in _SMALLER:
             self.note("select", node, "a loss is replaced by a smaller one")
         if isinstance(node.func, ast.Attribute):
-            self._method(node, name, union([*given, *named.values()]))
+            self._method(node.func.value, name, node, handed)
         if name.startswith("register_") and "hook" in name:
             self.note("hook", node)
-        elif known & TEXT and union([*given, *named.values()]) and last(base_of(node.func)) in self.flow.models:
+        elif known & TEXT and handed and last(base_of(node.func)) in self.flow.models:
             self.note("feed", node, name)
         known_functions = self.flow.named.get(name, [])[:MOST_CANDIDATES]
         passed = [one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.named]
@@ -261,23 +269,20 @@ class Values:
             self.note("call", node, _whose(marks), scope=function, models=models)
         return marks | union(one.returns[None] for one in known_functions)
 
-    def _method(self, node: ast.Call, name: str, marks: int) -> None:
-        assert isinstance(node.func, ast.Attribute)
-        target = node.func.value
-        known = plain(marks)
+    def _method(self, target: ast.expr, name: str, node: ast.Call, marks: int) -> None:
         if name in _GROW or (name.endswith("_") and not name.startswith("_")):
             if name == "update":
                 self.merge(node, [target], node.args)
             self.bind(target, without(marks, LOOKUP) if name == "add_" else marks, True)
-            if name == "add_" or (name == "append" and known & (LOSS | LOOKUP)):
+            if name == "add_" or (name == "append" and plain(marks) & (LOSS | LOOKUP)):
                 self.adding(target, marks, node)
             if name not in _GROW:
                 self.change(target, marks, node)
         if name == "zero_" and self.loop is not None:
             self.note("reset", node, last(target))
 
-    def _loss(self, node: ast.Call, given: list[int], named: dict[str | None, int]) -> int:
-        """Return the labels of a cross-entropy; note targets, and scores that depend on them."""
+    def _loss(self, node: ast.Call, scores: int) -> int:
+        """Return the labels of a cross-entropy; note targets, and `scores` that depend on them."""
         targets = [*node.args[1:2], *(one.value for one in node.keywords if one.arg == "target")]
         waiting = [base.id for one in targets if isinstance(base := chain(one), ast.Name)]
         seen = set(waiting)
@@ -286,11 +291,9 @@ class Values:
             self.bind(ast.Name(name), TARGET, True)
             waiting += self.scope.aliases[name] - seen
             seen |= self.scope.aliases[name]
-        scores = given[0] if given else named.get("input", 0)
         if plain(scores) & TARGET and plain(scores) & TEXT:
             self.note("target", node, "what is scored depends on the target, or on a later place")
-        marks = union([*given, *named.values()])
-        return LOSS | without(marks, TARGET)
+        return LOSS | without(self.arguments(node), TARGET)
 
     def meet(self, node: ast.AST, *marks: int) -> None:
         """Note a token's loss that is mixed with something else that depends on the target."""
