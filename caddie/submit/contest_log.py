@@ -11,14 +11,17 @@ from typing import Any
 
 from caddie.run.policy import CONTEST_2026, counted_bytes
 
-_SCORES = {
+_TRAINED = {
     "trained_plain": "diagnostic pre-quantization",
     "averaged_plain": "diagnostic pre-quantization post-average",
+}
+"""Stage in `scores` of the trained weights to the name of its line."""
+_PACKED = {
     "quantized_plain": "quantized",
     "quantized_sliding": "quantized_sliding_window",
     "quantized_adaptive": "quantized_ttt",
 }
-"""Stage in `scores` to the name of its line; the last stage that a run has is its score."""
+"""The same of the file; the last stage that a run has is its score."""
 
 
 def before_training(facts: Mapping[str, Any]) -> list[str]:
@@ -36,41 +39,39 @@ def step_line(event: Mapping[str, Any], steps: int | None) -> str:
     )
 
 
-def after_training(result: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the end of training; `budget` holds `seconds` and `steps`, None where there is no limit."""
+def after_training(result: Mapping[str, Any], budget: int | None) -> list[str]:
+    """Return the lines of the end of training; `budget` are the steps that it may take, None without a limit."""
     training, seconds = result["training"], result["seconds"]
     lines = []
-    if budget["steps"] is None or training["steps"] < budget["steps"]:
-        of = budget["steps"] or training["steps"]
-        milliseconds = 1000 * seconds["train"]
-        lines.append(f"stopping_early: wallclock_cap train_time: {milliseconds:.0f}ms step: {training['steps']}/{of}")
+    if budget is None or training["steps"] < budget:
+        step = f"{training['steps']}/{budget or training['steps']}"
+        lines.append(f"stopping_early: wallclock_cap train_time: {1000 * seconds['train']:.0f}ms step: {step}")
     if training["peak_bytes"] is not None:
         lines.append(f"peak memory allocated: {training['peak_bytes'] >> 20} MiB")
     if "calibrate" in seconds:
         lines.append(f"calibrate_time:{1000 * seconds['calibrate']:.0f}ms")
-    return [*lines, *_score_lines(result, "trained_plain", "averaged_plain")]
+    return [*lines, *_score_lines(result, _TRAINED)]
 
 
 def after_scoring(result: Mapping[str, Any], code_bytes: int) -> list[str]:
-    """Return the lines of the file's bytes and of its scores; the last score is the run's."""
-    stages = ("quantized_plain", "quantized_sliding", "quantized_adaptive")
+    """Return the lines of the file's bytes and of its scores, of which the last is the run's, and its hash."""
     artifact = counted_bytes(CONTEST_2026, result["ledger"]["parts"])  # the tokenizer is not counted
-    last = [score for stage in stages if (score := result["scores"].get(stage))][-1]
+    last = [score for stage in _PACKED if (score := result["scores"].get(stage))][-1]
     return [
         f"Serialized model caddie: {artifact} bytes",
         f"Code size: {code_bytes} bytes",
         f"Total submission size caddie: {artifact + code_bytes} bytes",
-        *_score_lines(result, *stages),
+        *_score_lines(result, _PACKED),
         f"final_caddie_roundtrip {_score(last)}",
         f"final_caddie_roundtrip_exact val_loss:{last['nats_per_token']:.8f} val_bpb:{last['bits_per_byte']:.8f}",
         f"eval_load_time:{result['evaluation']['load']:.1f}s eval_warm_up_time:{result['evaluation']['warm_up']:.1f}s",
         f"total_eval_time:{result['evaluation']['score']:.1f}s",
+        f"artifact_sha256:{result['sha256']['artifact']}",
     ]
 
 
-def _score_lines(result: Mapping[str, Any], *stages: str) -> list[str]:
-    known = {stage: result["scores"].get(stage) for stage in stages}
-    return [f"{_SCORES[stage]} {_score(score)}" for stage, score in known.items() if score]
+def _score_lines(result: Mapping[str, Any], stages: Mapping[str, str]) -> list[str]:
+    return [f"{name} {_score(score)}" for stage, name in stages.items() if (score := result["scores"].get(stage))]
 
 
 def _score(score: Mapping[str, Any]) -> str:

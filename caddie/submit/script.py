@@ -110,7 +110,7 @@ def _run(
     training = {"steps": trained.steps, "peak_bytes": trained.peak_bytes}
     scores = score_trained(recipe, trained, text, ranks)
     result: dict[str, Any] = {"training": training, "seconds": phases.seconds, "scores": scores}
-    say(after_training(result, {"seconds": recipe.train.seconds, "steps": recipe.train.steps}))
+    say(after_training(result, recipe.train.steps))
     if ranks.first:
         metadata = metadata_without_source(recipe, seed, corpus)
         cap = file_cap(recipe.pack, {"source_training": code_bytes}, section_bytes(metadata))
@@ -124,12 +124,12 @@ def _run(
     corpus.check_unchanged()
     score_seconds = list(scored.values())[-1].seconds
     result |= {
-        "artifact_bytes": artifact.file_bytes,
+        "sha256": {"artifact": artifact.sha256},
         "ledger": {"parts": artifact.ledger},
         "scores": scores | {f"quantized_{kind}": score.to_json() for kind, score in scored.items()},
         "evaluation": {"load": artifact.load_seconds, **clock.seconds, "score": score_seconds},
     }
-    say([*after_scoring(result, code_bytes), f"artifact_sha256:{artifact.sha256}"])
+    say(after_scoring(result, code_bytes))
 
 
 def _open(recipe: Recipe, data: Path, model: str | None, folder: Path, ranks: Ranks) -> Corpus:

@@ -148,7 +148,7 @@ def _seed_facts(run: Run, code_bytes: int) -> dict[str, Any]:
 
 def _log(run: Run, code_bytes: int) -> list[str]:
     """Return the lines of the run's log as a contest script would have printed them."""
-    result, budget = run.result, run.recipe.train
+    result, budget = run.result, run.recipe.train.steps
     facts = {
         "recipe": result["recipe"],
         "recipe_sha256": result["sha256"]["recipe"],
@@ -161,13 +161,11 @@ def _log(run: Run, code_bytes: int) -> list[str]:
         "val_bytes": run.scores[-1]["source_bytes"],
         "model_params": result["training"]["parameters"],
     }
-    steps = budget.steps or result["training"]["steps"]
     return [
         *before_training(facts),
-        *(step_line(event, steps) for event in run.steps),
-        *after_training(result, {"seconds": budget.seconds, "steps": budget.steps}),
+        *(step_line(event, budget or result["training"]["steps"]) for event in run.steps),
+        *after_training(result, budget),
         *after_scoring(result, code_bytes),
-        f"artifact_sha256:{result['sha256']['artifact']}",
     ]
 
 

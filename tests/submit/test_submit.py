@@ -206,9 +206,9 @@ def test_the_review_reads_what_the_log_says(runs: list[Path], tiny_run: Any) -> 
 def test_a_run_that_the_clock_ended_says_so() -> None:
     result = {"training": {"steps": 90, "peak_bytes": None}, "seconds": {"train": 60.0004}, "scores": {}}
     line = "stopping_early: wallclock_cap train_time: 60000ms step: 90/"
-    assert after_training(result, {"seconds": 60, "steps": 20_000}) == [f"{line}20000"]
-    assert after_training(result, {"seconds": 60, "steps": None}) == [f"{line}90"]
-    assert after_training(result, {"seconds": None, "steps": 90}) == []
+    assert after_training(result, 20_000) == [f"{line}20000"]
+    assert after_training(result, None) == [f"{line}90"]
+    assert after_training(result, 90) == []
 
 
 def test_what_is_not_known_is_left_out(runs: list[Path]) -> None:
