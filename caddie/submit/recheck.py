@@ -26,7 +26,7 @@ the contest asks of a record."""
 
 def check_result(run: Run, artifact: Artifact) -> None:
     """Raise `UserError` for the first figure of a result that the run's own files contradict."""
-    result, manifest, last = run.result, artifact.manifest, run.scores[-1]
+    result, manifest, last = run.result, artifact.manifest, run.score
     ends = read_steps(run.folder / LOG, "end")
     if not ends:
         raise UserError(f"{run.folder / LOG} does not tell the end of training; run the recipe again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +35,9 @@ class Run:
     steps: list[dict[str, Any]]
 
     @property
-    def scores(self) -> list[dict[str, Any]]:
-        """Scores of the file, the last of which is the run's."""
-        return list(file_scores(self.result).values())
+    def score(self) -> dict[str, Any]:
+        """The last score of the file, which is the run's."""
+        return [*file_scores(self.result).values()][-1]
 
     @property
     def counted_bytes(self) -> int:
@@ -53,7 +52,7 @@ class Run:
 
     def over_time(self, clock: str) -> str:
         """Say how the run's clock is not within the contest's limit; empty if it is."""
-        most = {"training": CONTEST_2026.training, "evaluation": CONTEST_2026.evaluation}[clock].seconds or math.inf
+        most = getattr(CONTEST_2026, clock).seconds
         late = overrun_seconds(self.result["seconds"]["train"] / self.result["training"]["steps"])
         if (seconds := self.contest_seconds[clock]) is None:
             return "was not timed"

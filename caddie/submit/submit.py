@@ -92,7 +92,7 @@ def submit(
 def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> dict[str, Any]:
     """Return what `submission.json` holds of the runs together, in the fields of merged records."""
     bits = [run.result["bits_per_byte"] for run in runs]
-    losses = [run.scores[-1]["nats_per_token"] for run in runs]
+    losses = [run.score["nats_per_token"] for run in runs]
     totals = [run.counted_bytes + code_bytes for run in runs]
     deviations = {"val_bpb_std": stdev(bits), "val_loss_std": stdev(losses)} if len(runs) > 1 else {}
     first = runs[0].result
@@ -132,7 +132,7 @@ def _seed_facts(run: Run, code_bytes: int) -> dict[str, Any]:
     training, before = result["training"], result["scores"]["averaged_plain"] or result["scores"]["trained_plain"]
     return {
         "val_bpb": round(result["bits_per_byte"], 8),
-        "val_loss": round(run.scores[-1]["nats_per_token"], 8),
+        "val_loss": round(run.score["nats_per_token"], 8),
         "artifact_bytes": run.counted_bytes + code_bytes,
         "model_bytes": run.counted_bytes,
         "steps": training["steps"],
@@ -141,7 +141,7 @@ def _seed_facts(run: Run, code_bytes: int) -> dict[str, Any]:
         "eval_time_s": seconds["evaluation"],
         "pre_quant_val_bpb": round(before["bits_per_byte"], 8),
         "quantized_val_bpb": round(result["scores"]["quantized_plain"]["bits_per_byte"], 8),
-        "val_tokens": run.scores[-1]["tokens"],
+        "val_tokens": run.score["tokens"],
         "artifact_sha256": result["sha256"]["artifact"],
     }
 
@@ -157,8 +157,8 @@ def _log(run: Run, code_bytes: int) -> list[str]:
         "seed": run.seed,
         "world_size": result["world"],
         "train_shards": len(run.corpus.manifest.train.shards) if run.corpus else None,
-        "val_tokens": run.scores[-1]["tokens"],
-        "val_bytes": run.scores[-1]["source_bytes"],
+        "val_tokens": run.score["tokens"],
+        "val_bytes": run.score["source_bytes"],
         "model_params": result["training"]["parameters"],
     }
     return [
