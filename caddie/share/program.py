@@ -41,19 +41,18 @@ def program(model: Model, bos: int, length: int) -> dict[str, Any]:
 
     `UserError` for a part that has no operations, as all of a user's own.
     """
-    writer = _Writer(model, model.config)
+    writer = _Writer(model)
     writer.write()
     return {"registers": writer.registers, "operations": writer.operations, "bos": bos, "length": length}
 
 
 class _Writer:
-    def __init__(self, model: Model, gpt: GPT) -> None:
-        self.model, self.gpt = model, gpt
+    def __init__(self, model: Model) -> None:
+        self.model, self.gpt = model, model.config
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self.registers: dict[str, int] = {}
         self.operations: list[list[Any]] = []
-        self.passes = [0] * gpt.depth
-        self.first_values = False
+        self.passes = [0] * self.gpt.depth
 
     # Operations
 
@@ -259,16 +258,16 @@ class _Writer:
             self.sum("v", [("v", []), ("value embedding", scales)])
         if not config.value_residual:
             return
-        residual, base = known(config.value_residual, "model.block.attention.value_residual"), f"blocks.{layer}"
-        if layer and self.first_values:
+        residual = known(config.value_residual, "model.block.attention.value_residual")
+        base = f"blocks.{layer}.attention.value_residual"
+        written = "first values" in self.registers
+        if layer and written:
             if isinstance(residual, MixedValueResidual):
-                first, own = (self.part(f"{base}.attention.value_residual.shares", j, 1) for j in range(2))
+                first, own = (self.part(f"{base}.shares", j, 1) for j in range(2))
                 self.sum("v", [("v", [own]), ("first values", [first])])
             else:
-                gate = self.part(f"{base}.attention.value_residual.gate", form="sigmoid")
-                self.sum("v", [("v", []), ("first values", [gate])])
-        elif not self.first_values:
-            self.first_values = True
+                self.sum("v", [("v", []), ("first values", [self.part(f"{base}.gate", form="sigmoid")])])
+        elif not written:
             self.copy("first values", "v")
 
     def mlp(self, to: str, source: str, layer: int, passed: int) -> None:
