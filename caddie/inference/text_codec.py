@@ -117,15 +117,13 @@ class Measured:
         return self.compressed_bytes / self.promised_bytes - 1
 
 
-def measure(
-    artifact: Artifact, documents: Sequence[bytes], *, scoring: Scoring | None = None, progress: Progress = SILENT
-) -> Measured:
+def measure(artifact: Artifact, documents: Sequence[bytes], *, scoring: Scoring | None = None) -> Measured:
     """Compress documents, decompress them, and score the same tokens in batches."""
     chosen, tokenizer = scoring or artifact.scoring, artifact.tokenizer
     start = time.perf_counter()
-    packed = compress(artifact, documents, scoring=scoring, progress=progress)
+    packed = compress(artifact, documents, scoring=scoring)
     middle = time.perf_counter()
-    text = decompress(artifact, packed, progress=progress)
+    text = decompress(artifact, packed)
     end = time.perf_counter()
     exact, own = [exact_ids(tokenizer, document) for document in documents], tokenizer.encode_many(documents)
     promised = _nats(artifact, chosen, exact)
