@@ -1,4 +1,4 @@
-"""Formats that an artifact is exported to; each function takes the artifact's path and a new path, which it returns.
+"""Formats that an artifact is exported to, by a function each, which writes it to a new path.
 
 safetensors is a folder of dequantized weights by name and their settings; transformers is one that the Auto classes
 load, with the code of model and tokenizer. The page is `html_page.py`'s.
@@ -39,12 +39,10 @@ There is no cache of keys and values: each new token computes the window again. 
 """
 
 
-def to_safetensors(path: Path, out: Path) -> Path:
-    """Write a new folder with the weights, float32 by name, their settings, and the tokenizer; return it."""
-    artifact = load(path)
+def to_safetensors(artifact: Artifact, out: Path) -> None:
+    """Write a new folder with the weights, float32 by name, their settings, and the tokenizer."""
     with making(out) as folder:
         write_model(artifact, folder, settings(artifact))
-    return out
 
 
 def write_model(artifact: Artifact, folder: Path, config: Mapping[str, Any], prefix: str = "") -> None:
@@ -69,15 +67,16 @@ def settings(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def to_transformers(path: Path, out: Path) -> Path:
-    """Write a new folder for `from_pretrained(folder, trust_remote_code=True)`, and return it.
+def to_transformers(artifact: Artifact, out: Path) -> None:
+    """Write a new folder for `from_pretrained(folder, trust_remote_code=True)`.
 
     Raises `UserError` for an artifact with classes in a user's file, whose code is not caddie's.
     """
-    artifact = load(path)
     if artifact.parts:
         names = " and ".join(file.stated.name for file in artifact.parts)
-        raise UserError(f"{path} has classes in {names}, which transformers would run; export it to safetensors")
+        raise UserError(
+            f"{artifact.path} has classes in {names}, which transformers would run; export it to safetensors"
+        )
     gpt, bos = artifact.model.config, artifact.tokenizer.bos
     ids = {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos, "use_cache": False}
     config = {
@@ -108,10 +107,9 @@ def to_transformers(path: Path, out: Path) -> Path:
         (folder / "README.md").write_text(_README.format(**readme), encoding="utf-8")
         for name, text in standalone(CODE).items():
             (folder / name).write_text(text, encoding="utf-8")
-    return out
 
 
-FORMATS: Mapping[str, Callable[[Path, Path], Path]] = {
+FORMATS: Mapping[str, Callable[[Artifact, Path], None]] = {
     "html": write_page,
     "safetensors": to_safetensors,
     "transformers": to_transformers,
@@ -127,11 +125,12 @@ def export(place: Path, form: str, out: Path | None = None) -> Path:
     """
     if form not in FORMATS:
         raise UserError(f"no format {form}; there are {', '.join(FORMATS)}{suggest(form, FORMATS)}")
-    artifact = artifact_file(place)
+    path = artifact_file(place)
     if out is None:
         of_hub = place.as_posix().startswith(HUB)
-        base = Path(place.name.partition("@")[0]) if of_hub else artifact.with_suffix("")
+        base = Path(place.name.partition("@")[0]) if of_hub else path.with_suffix("")
         out = base.with_name(f"{base.name}.html" if form == "html" else f"{base.name}-{form}")
-    if out.exists() and out.samefile(artifact):
+    if out.exists() and out.samefile(path):
         raise UserError(f"{out} is the artifact itself; name another path with --out")
-    return FORMATS[form](artifact, out)
+    FORMATS[form](load(path), out)
+    return out

@@ -19,7 +19,6 @@ from caddie.config import coerce
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.model.parameters import assign
-from caddie.pack import artifact as artifacts
 from caddie.pack import container, quantize
 from caddie.pack.artifact import CONFIG, Artifact
 from caddie.pack.quantize import Quantizer
@@ -51,19 +50,18 @@ _PYTHON = (
 """A prompt and a text that stand in the page at first, for each kind of training text."""
 
 
-def write_page(path: Path, out: Path) -> Path:
-    """Write the page of the artifact at `path` to `out`, and return `out`; `UserError` for a part it cannot run.
+def write_page(artifact: Artifact, out: Path) -> None:
+    """Write the page of an artifact to `out`; `UserError` for a part it cannot run.
 
     The figures are those of the `result.json` beside the artifact, if that is of this artifact.
     """
-    artifact = artifacts.load(path)
     if artifact.parts:
         names = ", ".join(file.path.name for file in artifact.parts)
         raise UserError(f"the page cannot run classes of a user's file ({names}); share the artifact itself")
     page = template("share/html/page.html.jinja").render(
         facts=_facts(artifact, _result(artifact)),
         header=_script(json.dumps(header(artifact), separators=(",", ":"))),
-        artifact=_script(_base64(path.read_bytes())),
+        artifact=_script(_base64(artifact.path.read_bytes())),
         engine=_script(_base64(_file("engine.wasm"))),
         words=_script(_base64(_file("brotli.bin"))),
         worker=_script(b"\n".join(map(_file, SCRIPTS)).decode()),
@@ -71,7 +69,6 @@ def write_page(path: Path, out: Path) -> Path:
     )
     with replacing(out) as temporary:
         temporary.write_text(page, encoding="utf-8")
-    return out
 
 
 def header(artifact: Artifact) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.recipes.shrink import small_copy
 from caddie.score import Scoring, Text, score
 from caddie.share import program as program_module
-from caddie.share.html_page import write_page
+from caddie.share.export import export
 
 DOCUMENT = (Path(__file__).resolve().parent.parent.parent / "README.md").read_bytes()
 LEFT_OUT = {
@@ -82,7 +82,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 @pytest.fixture(scope="module")
 def page(artifact: Artifact) -> Path:
     """Its page."""
-    return write_page(artifact.path, artifact.path.with_suffix(".html"))
+    return export(artifact.path, "html", artifact.path.with_suffix(".html"))
 
 
 def opened(browser: Browser, page: Path) -> Browser:
@@ -108,7 +108,7 @@ def logits_differ(browser: Browser, artifact: Artifact, page: Path) -> float:
 def test_logits_are_the_packages(name: str, tmp_path: Path, browser: Browser) -> None:
     gpt = RICH[name].but(vocabulary=BYTES.vocabulary) if name in RICH else small(find(name))
     made = write_artifact(tmp_path / "a.caddie", gpt, Pack() if name in RICH else find(name).pack)
-    assert logits_differ(browser, made, write_page(made.path, tmp_path / "a.html")) < 1e-3
+    assert logits_differ(browser, made, export(made.path, "html", tmp_path / "a.html")) < 1e-3
 
 
 @pytest.mark.long
@@ -118,9 +118,9 @@ def test_every_recipe(name: str, tmp_path: Path, browser: Browser) -> None:
     made = write_artifact(tmp_path / "a.caddie", small(recipe), recipe.pack)
     if name in LEFT_OUT:
         with pytest.raises(UserError, match=f"cannot run .*{LEFT_OUT[name]}"):
-            write_page(made.path, tmp_path / "a.html")
+            export(made.path, "html", tmp_path / "a.html")
         return
-    assert logits_differ(browser, made, write_page(made.path, tmp_path / "a.html")) < 1e-3
+    assert logits_differ(browser, made, export(made.path, "html", tmp_path / "a.html")) < 1e-3
 
 
 def test_bits_are_those_of_the_plain_score(artifact: Artifact, page: Path, browser: Browser) -> None:
@@ -252,7 +252,7 @@ def test_a_changed_byte_is_one_sentence(place: float, artifact: Artifact, tmp_pa
     data = artifact.path.read_bytes()
     changed = bytearray(data)
     changed[int(place * len(data))] ^= 4
-    page = write_page(artifact.path, tmp_path / "a.html")
+    page = export(artifact.path, "html", tmp_path / "a.html")
     text = page.read_text()
     whole, damaged = (base64.b64encode(one).decode() for one in (data, bytes(changed)))
     assert whole in text
@@ -277,17 +277,17 @@ def test_a_browser_without_simd_is_one_sentence(page: Path, browser: Browser) ->
 def test_only_the_result_of_this_artifact_is_told(artifact: Artifact, page: Path, tmp_path: Path) -> None:
     assert "1.5301" in page.read_text()
     (tmp_path / "artifact.caddie").write_bytes(artifact.path.read_bytes())
-    assert "held-out text" not in write_page(tmp_path / "artifact.caddie", tmp_path / "alone.html").read_text()
+    assert "held-out text" not in export(tmp_path / "artifact.caddie", "html", tmp_path / "alone.html").read_text()
     other = make_result()
     (tmp_path / "result.json").write_text(json.dumps(other))
-    assert "held-out text" not in write_page(tmp_path / "artifact.caddie", tmp_path / "other.html").read_text()
+    assert "held-out text" not in export(tmp_path / "artifact.caddie", "html", tmp_path / "other.html").read_text()
 
 
 def test_what_it_cannot_run_is_named(tmp_path: Path) -> None:
     gpt = TINY.but({"vocabulary": BYTES.vocabulary, "block.mlp.linear": RandomMap(rank=2)})
     made = write_artifact(tmp_path / "a.caddie", gpt)
     with pytest.raises(UserError, match=re.escape("the page cannot run model.block.mlp.linear=RandomMap")):
-        write_page(made.path, tmp_path / "a.html")
+        export(made.path, "html", tmp_path / "a.html")
     assert not (tmp_path / "a.html").exists()
 
 
@@ -313,7 +313,7 @@ def test_the_verb(artifact: Artifact, tmp_path: Path, caddie: Callable[..., Any]
 
 
 def test_scripts_are_sound() -> None:
-    folder = Path(write_page.__code__.co_filename).parent / "html"
+    folder = Path(program_module.__file__).parent / "html"
     try:
         for path in sorted(folder.glob("*.js")):
             subprocess.run(["node", "--check", path], check=True)
@@ -347,4 +347,4 @@ def test_every_setting_of_what_the_page_runs_is_read_or_needless() -> None:
 def test_settings_that_the_page_cannot_run_are_named(diff: dict[str, Any], tmp_path: Path) -> None:
     made = write_artifact(tmp_path / "a.caddie", TINY.but({"vocabulary": BYTES.vocabulary, **diff}), Pack())
     with pytest.raises(UserError, match=list(diff)[-1].rpartition(".")[2]):
-        write_page(made.path, tmp_path / "a.html")
+        export(made.path, "html", tmp_path / "a.html")
