@@ -24,12 +24,11 @@ _VERIFIED = {
 """Outcome of a run's verification to what the README says of it; a run that failed is refused."""
 
 
-def readme(
-    runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, code_bytes: int, off: Mapping[int, float | None]
-) -> str:
+def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, off: Mapping[int, float | None]) -> str:
     """Return the README: results by seed, comparison, settings, bytes, and how to run it again.
 
-    `off` has the difference of each seed's score when it was scored again, None where it was not.
+    `facts` are those of `submission.json`. `off` has the difference of each seed's score when it was scored again, None
+    where it was not.
     """
     first = runs[0].result
     seeds = count(len(runs), "seed")
@@ -47,7 +46,7 @@ def readme(
         "## Recipe",
         *_settings(runs[0]),
         "## Bytes",
-        *_bytes(max(runs, key=lambda run: run.counted_bytes), code_bytes),
+        *_bytes(max(runs, key=lambda run: run.counted_bytes), facts["bytes_code"]),
         "## Run it",
         "    pip install -r requirements.txt\n"
         "    DATA_PATH=DIR SEED=1337 torchrun --standalone --nproc_per_node=8 train_gpt.py",

@@ -43,9 +43,8 @@ class Script:
 
 def main_script(folder: Folder) -> str | None:
     """Return the name of the script that trains: `train_gpt.py`, else the first `train*.py`."""
-    top = sorted(name for name in folder.sizes if "/" not in name and name.endswith(".py"))
-    named = [name for name in top if name.startswith("train")]
-    return "train_gpt.py" if "train_gpt.py" in top else next(iter(named), None)
+    named = sorted(name for name in folder.sizes if re.fullmatch(r"train[^/]*\.py", name))
+    return "train_gpt.py" if "train_gpt.py" in named else next(iter(named), None)
 
 
 def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Script], int]:

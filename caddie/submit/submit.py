@@ -15,7 +15,7 @@ from typing import Any
 from caddie.errors import UserError
 from caddie.files import making
 from caddie.lab.compare import read_group
-from caddie.pack.artifact import load
+from caddie.pack.artifact import load, load_tokenizer
 from caddie.pack.source_bundle import TRAINING, script, source_needed
 from caddie.report.read import result_errors
 from caddie.report.run_files import ARTIFACT, RESULT
@@ -80,7 +80,7 @@ def submit(
         if base:
             facts |= {"comparison_baseline": base.name, "comparison_baseline_scores": base.scores}
             facts |= {"delta_bpb": -base.difference} | ({"p_value": base.p} if base.p is not None else {})
-        files["README.md"] = readme(runs, facts, base, len(program), off)
+        files["README.md"] = readme(runs, facts, base, off)
         files["requirements.txt"] = _requirements(runs[0])
     files[JSON] = json.dumps(facts, indent=2) + "\n"
     with making(out) as partial:
@@ -172,7 +172,7 @@ def _log(run: Run, code_bytes: int) -> list[str]:
 def _requirements(run: Run) -> str:
     """Return the libraries of the script: PyTorch and NumPy as the runs had them, all others as on this machine."""
     known = {name: run.result["versions"][name] for name in ("torch", "numpy")}
-    own = _OF_TOKENIZER.get(load(run.folder / ARTIFACT).tokenizer.kind)
+    own = _OF_TOKENIZER.get(load_tokenizer(run.folder / ARTIFACT).kind)
     libraries = [name for name in source_needed(TRAINING).libraries if name == own or name not in _OPTIONAL]
     versions = {name: known.get(name) or version(name) for name in libraries}
     return "".join(f"{name}=={found.partition('+')[0]}\n" for name, found in versions.items())
