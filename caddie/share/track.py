@@ -119,8 +119,10 @@ def open_tracker(kind: str, folder: Path, end: threading.Event) -> Tracker:
         if end.wait(POLL_SECONDS) and not (folder / LOG).is_file():
             raise UserError(f"{folder / LOG} is missing; name the folder of a run that has trained")
     begun = read_json(folder / RECIPE)
+    recipe = pick(begun, "recipe")
     with _errors(kind):
-        return TRACKERS[kind](folder.resolve(), {**(pick(begun, "recipe") or {}), "seed": pick(begun, "seed")})
+        settings = recipe if isinstance(recipe, dict) else {}
+        return TRACKERS[kind](folder.resolve(), {**settings, "seed": pick(begun, "seed")})
 
 
 def send(kind: str, tracker: Tracker, folder: Path, end: threading.Event) -> int:
