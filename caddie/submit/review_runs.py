@@ -54,7 +54,7 @@ def agree(a: Decimal, b: Decimal) -> bool:
 
 @dataclass(frozen=True)
 class Stated:
-    """What the files of a folder state about its runs."""
+    """Runs of a folder as its files state them."""
 
     claims: Claims
     logs: list[Log]

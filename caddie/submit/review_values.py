@@ -62,7 +62,7 @@ class Scope:
 
 @dataclass
 class Flow:
-    """What is known of the scripts together: their scopes, labels of attributes, and names of models."""
+    """Names known across the scripts: their scopes, labels of attributes, and names of models."""
 
     scopes: list[Scope] = field(default_factory=list)
     named: dict[str, list[Scope]] = field(default_factory=lambda: defaultdict(list))
