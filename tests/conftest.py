@@ -37,6 +37,9 @@ os.environ["HOME"] = str(HOME)
 for name in ("CONFIG", "CACHE", "DATA", "STATE"):
     os.environ.pop(f"XDG_{name}_HOME", None)
 
+# A shell in the background ignores Ctrl-C, and so would every process that a test starts and stops.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 gc.disable()  # until all that is imported and collected is there: it stays
 
 

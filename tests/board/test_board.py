@@ -551,8 +551,7 @@ def test_what_is_wrong_is_one_line(served: Board, tmp_path: Path) -> None:
 
 def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     write(tmp_path / "a", recipe=recipe())
-    program = "from caddie.cli.lab import board\nfrom caddie.cli.exits import end\nimport signal\n"
-    program += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs behind a shell ignores it
+    program = "from caddie.cli.lab import board\nfrom caddie.cli.exits import end\n"
     program += "end(lambda: board.main(standalone_mode=False))"
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path), "--port", "0", "--json"],

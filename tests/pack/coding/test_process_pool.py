@@ -42,11 +42,9 @@ def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[ProcessPool]:
-    """Two processes, once they have been started; they inherit no ignored interrupt, as jobs in the background have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Two processes, once they have been started."""
     with ProcessPool(2) as pool:
         yield pool
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
