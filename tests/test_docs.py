@@ -121,6 +121,12 @@ def test_commands_name_verbs_and_options_that_exist(page: Path) -> None:
         assert others or {word.partition("=")[0] for word in words if word.startswith("--")} <= known, command
 
 
+def test_a_command_that_goes_on_has_its_backslash_at_the_end_of_the_line() -> None:
+    """Filling the lines of a page anew moves it into the middle, where it breaks the command."""
+    joined = [line for page in LIVE for line in re.findall(r"^ {4}.*\\ .*$", page.read_text(), flags=re.MULTILINE)]
+    assert joined == []
+
+
 @pytest.mark.long
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if not all(importlib.util.find_spec(name) for name in ("mkdocs", "material", "mkdocstrings_handlers")):
