@@ -89,6 +89,7 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     if isinstance(ttt, DocumentLoRA):
         rank = max(1, ttt.rank * size.width // recipe.model.width)
         diff |= {"score.ttt.rank": rank, "score.ttt.alpha": ttt.alpha * rank / ttt.rank}
+        diff |= {"score.ttt.chunk_tokens": min(ttt.chunk_tokens, recipe.score.sequence_length // ROW)}
         if ttt.phases:
             documents = max(ttt.phases.phases, round(ttt.phases.documents / DOCUMENTS))
             diff |= {"score.ttt.phases.documents": documents}

@@ -122,6 +122,8 @@ def check_recipe(recipe: Recipe, world: int = 1) -> None:
     assign(recipe.train.optimizers, model, "train.optimizers")
     assign(recipe.pack.quantizers, model, "pack.quantizers")
     check_windows(recipe.score.sequence_length, recipe.score.stride)
+    if not files_to_score(recipe):  # a user's own scorer may need weights
+        recipe.score.scorer(model, bos=0)
     _ = recipe.train.budget
     recipe.train.micro_tokens(world)
 

@@ -275,6 +275,11 @@ WORDS = [
     Case("layers", lambda b: b.run('model.layers.0-2={"mlp.hidden":8}'), "layers.0-2 names no layers; write a layer"),
     Case("stride", lambda b: b.run("score.stride=64"), "score.stride must be from 1 to score.sequence_length (32)"),
     Case(
+        "chunk",
+        lambda b: b.run("score.ttt=DocumentLoRA(chunk_tokens=33)"),
+        "score.ttt.chunk_tokens must be at most score.sequence_length (32)",
+    ),
+    Case(
         "optimizer for nothing",
         lambda b: b.run('train.optimizers.blocks.7.*={"kind":"AdamW","lr":0.1}'),
         "train.optimizers: blocks.7.* matches no parameter",

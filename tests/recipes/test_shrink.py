@@ -17,6 +17,7 @@ from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds
 from caddie.recipes.shrink import SCALES, mini, scale
+from caddie.run.run import check_recipe
 from caddie.score import DocumentLoRA
 from caddie.train.averaging import ProgressEMA
 
@@ -66,6 +67,12 @@ def test_every_recipe_has_a_twin(name: str) -> None:
     assert twin == mini(find(name))
     assert 100_000 < twin.parameters < 4_000_000
     assert twin.train.micro_tokens(1) == twin.train.batch_tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_and_twin_can_be_trained_and_scored(name: str) -> None:
+    for suffix in ("", "_mini", "_scale"):
+        check_recipe(find(name + suffix))
 
 
 def test_a_twin_of_all_steps_keeps_depth_schedules_averages_and_adaptation() -> None:
