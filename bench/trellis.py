@@ -2,11 +2,11 @@
 
     python bench/trellis.py RUN... --rows FILE [--steps 1e-4 ...] [--ways NAME ...]
 
-GPTQ has the records' steps of `bench/compression.py`, times each of `--steps` over the step of `Waterfilling()`. Bytes
-are those of all coded weights, as an artifact stores them. The gap is in bits per byte of held-out text, and so is the
-divergence (Kullback-Leibler) from the weights before, which shows the same with less chance in it. Both are taken at
-equal rates from curves through the points of each way, of which there must be three. Saved are the bits a weight that
-plain rounding needs more for the same divergence. Seconds are processor time of quantizing and coding.
+GPTQ has the records' steps of `bench/quantization_gap.py`, times each of `--steps` over the step of `Waterfilling()`.
+Bytes are those of all coded weights, as an artifact stores them. The gap is in bits per byte of held-out text, and so
+is the divergence (Kullback-Leibler) from the weights before, which shows the same with less chance in it. Both are
+taken at equal rates from curves through the points of each way, of which there must be three. Saved are the bits a
+weight that plain rounding needs more for the same divergence. Seconds are processor time of quantizing and coding.
 `--rows` keeps what was measured and is not measured again.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from code_length_rounding import Trained, at
-from compression import records
+from quantization_gap import records
 
 from caddie.model.parameters import assign
 from caddie.pack.compress import Pack

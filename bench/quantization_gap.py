@@ -1,6 +1,6 @@
 """The quantization gap at equal bytes: waterfilling against the records' way, on the same trained weights.
 
-    python bench/compression.py RUN... --caps 300000 500000
+    python bench/quantization_gap.py RUN... --caps 300000 500000
 
 Both files are filled to the same cap by the same search. The records' way is GPTQ on rows with steps of k standard
 deviations (k of embeddings : k of matrices as in the record at 1.0810), the steps in half precision, coded by Brotli at
