@@ -78,8 +78,8 @@ def read_run(place: Path) -> Run:
         result, about = read_finished(folder)
         if pick(about, PARTS):
             raise UserError(f"{folder}: its recipe has classes in a user's file, which the script does not hold")
-        if not (isinstance(result["device"], str) and isinstance(result["world"], int)):
-            raise TypeError("device must be text and world a number")
+        if not (isinstance(result["device"], str) and isinstance(result["world"], int) and result["world"] > 0):
+            raise TypeError("device must be text and world a number above 0")
         recipe = Recipe.from_json(about["recipe"])
         if recipe.sha256 != result["sha256"]["recipe"]:
             raise UserError(f"{folder / RECIPE} is not the recipe of {path}; run the recipe again")

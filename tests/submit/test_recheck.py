@@ -94,8 +94,9 @@ def put(**fields: Any) -> Callable[[Result], None]:
         (put(sha256__validation_documents="0"), "states sha256.validation_documents as 0; by its text it is "),
         (lambda result: scale(result, 0.9), "; by a new scoring it is 5.3"),
         (lambda result: scale(result, 0.9999), "; by a new scoring it is 5.3"),
-        (put(device=5), "lacks what a submission needs (TypeError: device must be text and world a number)"),
-        (put(world="8"), "lacks what a submission needs (TypeError: device must be text and world a number)"),
+        (put(device=5), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
+        (put(world="8"), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
+        (put(world=0), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
         (put(scores__quantized_adaptive={"tokens": 1, "bits_per_byte": 1.0}), "lacks what a submission needs"),
     ],
 )  # fmt: skip
