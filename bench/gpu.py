@@ -62,28 +62,28 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class ScoringBatch:
-    """What the command line says."""
+class Options:
+    """The options of the command line."""
 
     out: Path
     shards: Path | None
     peer: Path | None
-    warm_up: bool
+    rehearse: bool
 
     def recipe(self, name: str) -> tuple[str, tuple[str, ...]]:
         """A recipe, or its small twin, and its settings."""
-        return (f"{name}_mini", ("train.warmup_steps=0",)) if self.warm_up else (name, ("train.warmup_steps=3",))
+        return (f"{name}_mini", ("train.warmup_steps=0",)) if self.rehearse else (name, ("train.warmup_steps=3",))
 
     def seconds(self, long: float) -> float:
         """So long, or a moment."""
-        return 0.02 if self.warm_up else long
+        return 0.02 if self.rehearse else long
 
 
-def device(asked: ScoringBatch, tell: Tell) -> None:
+def device(options: Options, tell: Tell) -> None:
     """What is here, and the roof of its matrix products."""
     on_gpu = torch.cuda.is_available()
-    products = MatrixProducts(64 if asked.warm_up else None)
-    (laps,) = in_turns([products], asked.seconds(3), 3)
+    products = MatrixProducts(64 if options.rehearse else None)
+    (laps,) = in_turns([products], options.seconds(3), 3)
     tell(
         {
             "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
@@ -96,30 +96,30 @@ def device(asked: ScoringBatch, tell: Tell) -> None:
     )
 
 
-def kernels(asked: ScoringBatch, tell: Tell) -> None:
+def kernels(options: Options, tell: Tell) -> None:
     """Fused kernels and attention backends against their references, float8 against bfloat16: errors and times."""
     found: dict[str, Any] = {"fused": fused_kernels()}
     tell(found)
-    found["attention"] = attention_backends(toy=asked.warm_up)
+    found["attention"] = attention_backends(toy=options.rehearse)
     tell(found)
     found["float8"] = []
-    for row in float8_products(toy=asked.warm_up):
+    for row in float8_products(toy=options.rehearse):
         found["float8"].append(row)
         tell(found)
 
 
-def baseline(asked: ScoringBatch, tell: Tell) -> None:
+def baseline(options: Options, tell: Tell) -> None:
     """The baseline at 524,288 tokens a step beside the public script on the same shards, and their loss curves."""
-    name, settings = asked.recipe("baseline")
-    shards = training_shards(asked.shards) if asked.shards else []
+    name, settings = options.recipe("baseline")
+    shards = training_shards(options.shards) if options.shards else []
     settings += ("train.loader.begin=first shard",) if shards else ()
-    peer = Peer(asked.peer, name, settings, shards=asked.shards) if asked.peer else None
+    peer = Peer(options.peer, name, settings, shards=options.shards) if options.peer else None
     contenders: list[Contender] = [
         Apart(OurSteps, name, settings, shards=shards),
         *([peer] if peer else []),
-        Apart(MatrixProducts, 64 if asked.warm_up else None),
+        Apart(MatrixProducts, 64 if options.rehearse else None),
     ]
-    laps = in_turns(contenders, asked.seconds(25), 5)
+    laps = in_turns(contenders, options.seconds(25), 5)
     for contender in contenders:
         contender.close()
     ours, products = contenders[0].facts, contenders[-1].facts
@@ -133,12 +133,12 @@ def baseline(asked: ScoringBatch, tell: Tell) -> None:
         found["time_over_peers"] = {"quotient": quotient, "target": TARGET, "reached": quotient <= TARGET}
     tell(found)
     again = Apart(OurSteps, name, settings, shards=shards, seed=1)
-    again.block(asked.seconds(15))
+    again.block(options.seconds(15))
     again.close()
     if peer:
         found["losses"] = curves(ours["losses"], again.facts["losses"], peer.facts["losses"])
         tell(found)
-    tell({**found, "profile": apart(shares, name, settings if asked.warm_up else _cut_small(settings), None, 3)})
+    tell({**found, "profile": apart(shares, name, settings if options.rehearse else _cut_small(settings), None, 3)})
 
 
 def curves(ours: list[float], again: list[float], peers: Mapping[int, float]) -> dict[str, Any]:
@@ -157,47 +157,47 @@ def curves(ours: list[float], again: list[float], peers: Mapping[int, float]) ->
     return {"steps": len(both), "apart": apart_by, "noise": noise, "within_noise": apart_by <= 2 * noise, "rows": rows}
 
 
-def looped(asked: ScoringBatch, tell: Tell, which: str) -> None:
+def looped(options: Options, tell: Tell, which: str) -> None:
     """A record before and after its layers are looped, and its profile."""
-    name, settings = asked.recipe(which)
-    products = MatrixProducts(64 if asked.warm_up else None)
-    (laps,) = in_turns([products], asked.seconds(2), 2)
+    name, settings = options.recipe(which)
+    products = MatrixProducts(64 if options.rehearse else None)
+    (laps,) = in_turns([products], options.seconds(2), 2)
     roof, ours = rates(laps, products.facts["flops"]), OurSteps(name, settings)
     steps: list[dict[str, Any]] = []
     found: dict[str, Any] = {"training": {"roof_flops_per_second": roof, "steps": steps}}
     for label, at in (("before looping", 0), ("looped", -1)):
         ours.turn_to(at)
-        (laps,) = in_turns([ours], asked.seconds(10), 2)
+        (laps,) = in_turns([ours], options.seconds(10), 2)
         steps.append(row_of(label, dict(ours.facts), laps, laps, roof))
         tell(found)
     ours.close()
-    tell({**found, "profile": apart(shares, name, settings if asked.warm_up else _cut_small(settings), None, 2, -1)})
+    tell({**found, "profile": apart(shares, name, settings if options.rehearse else _cut_small(settings), None, 2, -1)})
 
 
-def scoring(asked: ScoringBatch, tell: Tell) -> None:
+def scoring(options: Options, tell: Tell) -> None:
     """Tokens per second of plain and sliding scoring."""
     found: dict[str, Any] = {}
     for which in ("baseline", "longer_warmdown"):
-        name, settings = asked.recipe(which)
-        if which == "baseline" and not asked.warm_up:
+        name, settings = options.recipe(which)
+        if which == "baseline" and not options.rehearse:
             settings += ("score.stride=64",)
-        found[which] = apart(scoring_rates, name, settings, None, asked.seconds(8), 2)
+        found[which] = apart(scoring_rates, name, settings, None, options.seconds(8), 2)
         tell({"ways": found})
 
 
-def modes(asked: ScoringBatch, tell: Tell) -> None:
+def modes(options: Options, tell: Tell) -> None:
     """What may pay or not, one after the other: CUDA graphs, eight-bit products, the compiler's autotuning."""
     found: dict[str, Any] = {}
     for name, setting, mode in MODES:
         what = " ".join(filter(None, (name, setting, mode)))
-        if asked.warm_up:  # a CPU has no graphs to replay, and takes a minute to compile
+        if options.rehearse:  # a CPU has no graphs to replay, and takes a minute to compile
             setting, mode = setting.replace("cuda_graphs=always", "cuda_graphs=auto"), None
-        recipe, settings = asked.recipe(name) if name != SMALL else (SMALL, ())
+        recipe, settings = options.recipe(name) if name != SMALL else (SMALL, ())
         begin = time.perf_counter()
         try:
             ours = Apart(OurSteps, recipe, (*settings, *filter(None, (setting,))), mode=mode)
             ready = time.perf_counter() - begin
-            (laps,) = in_turns([ours], asked.seconds(2), 2)
+            (laps,) = in_turns([ours], options.seconds(2), 2)
             ours.close()
             times = [lap["whole"] for block in laps for lap in block]
             loss = statistics.fmean(ours.facts["losses"][-10:])
@@ -212,12 +212,12 @@ def _cut_small(settings: tuple[str, ...]) -> tuple[str, ...]:
     return (*settings, "train.micro_batches=32")
 
 
-PARTS: dict[str, tuple[Callable[[ScoringBatch, Tell], None], float]] = {
+PARTS: dict[str, tuple[Callable[[Options, Tell], None], float]] = {
     "device": (device, 25.0),
     "kernels": (kernels, 75.0),
     "baseline": (baseline, 185.0),
-    LOOPED[0]: (lambda asked, tell: looped(asked, tell, LOOPED[0]), 80.0),
-    LOOPED[1]: (lambda asked, tell: looped(asked, tell, LOOPED[1]), 90.0),
+    LOOPED[0]: (lambda options, tell: looped(options, tell, LOOPED[0]), 80.0),
+    LOOPED[1]: (lambda options, tell: looped(options, tell, LOOPED[1]), 90.0),
     "scoring": (scoring, 45.0),
     "modes": (modes, 95.0),
 }
@@ -305,28 +305,28 @@ def main() -> int:
     """All parts, or with `--run` one of them in this process."""
     given = sys.argv[1:]
     arguments = parsed(given)
-    asked = ScoringBatch(arguments.out, arguments.shards, arguments.peer, arguments.warm_up)
+    options = Options(arguments.out, arguments.shards, arguments.peer, arguments.rehearse)
     if arguments.run:
-        PARTS[arguments.run][0](asked, lambda found: _write(asked.out / f"{arguments.run}.json", json.dumps(found)))
+        PARTS[arguments.run][0](options, lambda found: _write(options.out / f"{arguments.run}.json", json.dumps(found)))
         return 0
-    if not asked.warm_up and not torch.cuda.is_available():
+    if not options.rehearse and not torch.cuda.is_available():
         raise UserError("there is no GPU here; --rehearse runs all parts at toy size")
-    if not asked.warm_up and not (asked.shards and asked.peer):
+    if not options.rehearse and not (options.shards and options.peer):
         raise UserError("name the contest's shards with --shards DIR and its script with --peer PATH")
-    if asked.shards:
-        training_shards(asked.shards)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    if options.shards:
+        training_shards(options.shards)
+    options.out.mkdir(parents=True, exist_ok=True)
     begin, parts = time.monotonic(), dict[str, Any]()
     found: dict[str, Any] = {"date": datetime.date.today().isoformat(), "parts": parts}
     found["command"] = " ".join(["python", "bench/gpu.py", *given])
     for name in arguments.part or PARTS:
         print(f"{name}: at most {PARTS[name][1]:,.0f} seconds", flush=True)
-        parts[name] = supervised(name, given, asked.out, PARTS[name][1])
+        parts[name] = supervised(name, given, options.out, PARTS[name][1])
         print(f"  {parts[name].get('failed', 'done')}, {parts[name]['seconds']:,.0f} seconds", flush=True)
         found["seconds"] = time.monotonic() - begin
-        _write(asked.out / "gpu.json", json.dumps(found, indent=1))
-        _write(asked.out / "gpu.md", page(found))
-    print(f"written  {asked.out / 'gpu.md'}")
+        _write(options.out / "gpu.json", json.dumps(found, indent=1))
+        _write(options.out / "gpu.md", page(found))
+    print(f"written  {options.out / 'gpu.md'}")
     return int(any("failed" in part for part in parts.values()))
 
 
