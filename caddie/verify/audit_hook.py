@@ -20,7 +20,8 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
     """Record in a list, by a phrase each, what this process uses in the block beyond `allowed` and Python's own files.
 
     `allowed` are files, or folders with all that is in them. Python's own files are those that the sandbox holds and
-    this process's entries in /proc; the folders of `sys.path` may be listed. Other threads are recorded as well.
+    this process's entries in /proc; the folders of `sys.path` may be listed, and entries of it that name no file
+    opened. Other threads are recorded as well.
 
     Native code need not announce what it opens (safetensors, SentencePiece, `torch.from_file`), nor is it seen if an
     open file is read on. An empty list is evidence, not proof; the proof is `caddie.verify.sandbox`.
@@ -88,8 +89,10 @@ class _Watch:
             return None
         path = os.path.realpath(f"/dev/fd/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
         own = any(path == one or path.startswith(one + "/") for one in self.allowed)
-        listed = _FILES[event] == "listed" and any(path == os.path.realpath(folder or ".") for folder in sys.path)
-        return None if own or listed else f"{_FILES[event]} {path}"
+        # Python opens an entry of its path that is no folder as an archive; that of an editable install is no file.
+        sought = _FILES[event] == "listed" or not os.path.lexists(path)
+        sought = sought and any(path == os.path.realpath(folder or ".") for folder in sys.path)
+        return None if own or sought else f"{_FILES[event]} {path}"
 
 
 @cache

@@ -603,6 +603,18 @@ def test_each_thing_is_named_once_and_only_while_watched(tmp_path: Path) -> None
     assert (outer, inner) == ([f"opened {file}"], [])
 
 
+def test_an_entry_of_the_path_may_be_opened_if_it_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install has one, which Python opens as an archive when it looks for packages."""
+    entry = tmp_path / "entry"
+    assert touches(entry.read_text) == [f"opened {entry}"]
+    monkeypatch.setattr(sys, "path", [*sys.path, str(entry)])
+    with watch_reads() as touched, pytest.raises(FileNotFoundError):
+        entry.read_text()
+    assert touched == []
+    entry.touch()
+    assert touches(entry.read_text) == [f"opened {entry}"]
+
+
 def test_allowed_is_the_path_and_what_is_below_it(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for name in ("a/file", "ab"):
