@@ -113,6 +113,15 @@ def _folder(request: pytest.FixtureRequest, option: str) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """Skip a test where the system refuses namespaces, as containers may."""
+    from caddie.verify.sandbox import run_in_sandbox
+
+    if not (outcome := run_in_sandbox(["-c", ""], memory_bytes=1 << 29, seconds=20.0)).isolated:
+        pytest.skip(outcome.isolation)
+
+
 @pytest.fixture(params=[True, False], ids=["bfloat16", "imitated"])
 def brain_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Once on a CPU that is said to multiply bfloat16, and once on one that is not, whatever this one is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -269,7 +270,7 @@ def test_the_memory_of_sections_is_in_proportion_to_the_file(tmp_path: Path) -> 
             file.truncate(size)
         assert artifacts._limits(path) == replace(container.LIMITS, raw_bytes=raw)
     assert artifacts._limits(tmp_path / "none") == container.LIMITS
-    assert "null byte; name an artifact" in refusal(Path("a\0b"))
+    assert re.search("null (byte|character).*; name an artifact", refusal(Path("a\0b")))  # 3.13 and 3.14
 
 
 def test_a_model_has_no_more_layers_than_weights(tmp_path: Path) -> None:

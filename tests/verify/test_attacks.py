@@ -311,8 +311,8 @@ def test_overlapping_windows_one_after_the_other_show_no_target(remote: Callable
     assert remote(remembers).nats == pytest.approx(HONEST, rel=1e-6)
 
 
-def test_the_judge_cannot_be_reached(remote: Callable[[str], Score]) -> None:
-    """Its process is not even visible where there are namespaces; where there are none, this is no test."""
+def test_the_judge_cannot_be_reached(namespaces: None, remote: Callable[[str], Score]) -> None:
+    """Its process is not even visible."""
     source = TOKENS + WAYS["the clock"]
     seen = f"[int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) == {os.getpid()}]"
     remote(source.replace("logits = np.zeros(257)", f"logits = np.zeros(257); assert not {seen}"))

@@ -49,12 +49,6 @@ def answer(outcome: Outcome) -> Any:
     return json.loads(outcome.stdout)
 
 
-@pytest.fixture(scope="session")
-def namespaces() -> None:
-    if not (outcome := run("")).isolated:
-        pytest.skip(outcome.isolation)
-
-
 def test_errors_are_watched_as_they_come() -> None:
     seen: list[bytes] = []
     code = """
