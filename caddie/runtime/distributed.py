@@ -241,7 +241,7 @@ def _apple_gpu_works() -> bool:
 
 @contextmanager
 def join() -> Iterator[Ranks]:
-    """Join the process group for the duration of the block."""
+    """Join the process group for the duration of the block; `UserError` if PyTorch cannot."""
     device = local_device()
     if not under_torchrun():
         yield Ranks(device=device)
@@ -254,7 +254,11 @@ def join() -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     # The first process prepares, packs and scores while the others wait, which may take longer than any usual limit.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(days=7))
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(days=7))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"process {rank} of {world} cannot join the others: {reason}") from error
     over = threading.Event()
     if world > 1:
         threading.Thread(target=_watch, args=(rank, world, over), daemon=True).start()

@@ -21,9 +21,10 @@ from test_loop import RANKS, SHARDS, TINY, go
 
 from caddie.config.schedules import TrainProgress
 from caddie.data.loaders import SequentialStream
+from caddie.errors import UserError
 from caddie.model import build
 from caddie.ops import IMPLEMENTATIONS, use_implementations
-from caddie.runtime.distributed import SHARES_CORES, Ranks, launch
+from caddie.runtime.distributed import SHARES_CORES, Ranks, join, launch
 from caddie.runtime.progress import Event
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Score, Scoring, Text, score
 from caddie.train import warmup as warmup
@@ -268,6 +269,18 @@ def test_a_launcher_ends_as_a_shell_would_say(
     monkeypatch.setattr(sys, "executable", str(program))
     monkeypatch.setattr("caddie.runtime.distributed._GRACE_SECONDS", 0.1)
     assert launch(2, []) == status
+
+
+@pytest.mark.parametrize("error", [dist.DistStoreError("no libuv\nand a stack of C++"), ValueError("no libuv")])
+def test_processes_that_cannot_join_say_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr(dist, "init_process_group", refuse)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"^process 0 of 2 cannot join the others: no libuv$"), join():
+        pass
 
 
 @pytest.mark.parametrize(("batches", "given"), [(None, "5 1"), ("3", "3 ")])
