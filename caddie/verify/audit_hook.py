@@ -21,7 +21,7 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
 
     `allowed` are files, or folders with all that is in them. Python's own files are those that the sandbox holds and
     this process's entries in /proc; the folders of `sys.path` may be listed, and entries of it that name no file
-    opened. Other threads are recorded as well.
+    opened for reading. Other threads are recorded as well.
 
     Native code need not announce what it opens (safetensors, SentencePiece, `torch.from_file`), nor is it seen if an
     open file is read on. An empty list is evidence, not proof; the proof is `caddie.verify.sandbox`.
@@ -73,7 +73,7 @@ class _Watch:
     def see(self, event: str, arguments: tuple[Any, ...]) -> None:
         phrase = None
         if event in _FILES:
-            phrase = self._file(event, arguments[1 if event == "import" else 0])
+            phrase = self._file(event, arguments)
         elif event in _PROCESSES:
             phrase = " ".join(["started a process:", event, *map(str, arguments[:1])])
         elif event.startswith("socket.") and event != "socket.gethostname":
@@ -82,7 +82,8 @@ class _Watch:
         if phrase and phrase not in self.touched:
             self.touched.append(phrase)
 
-    def _file(self, event: str, named: Any) -> str | None:
+    def _file(self, event: str, arguments: tuple[Any, ...]) -> str | None:
+        named = arguments[1 if event == "import" else 0]
         if event == "ctypes.dlopen" and "/" not in os.fsdecode(named or ""):
             return f"loaded {named or 'the C library'} through ctypes"  # found on the linker's path, not a file's
         if named == -1 or (event == "import" and named is None):  # memory without a file; a module that is not native
@@ -90,7 +91,8 @@ class _Watch:
         path = os.path.realpath(f"/dev/fd/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
         own = any(path == one or path.startswith(one + "/") for one in self.allowed)
         # Python opens an entry of its path that is no folder as an archive; that of an editable install is no file.
-        sought = _FILES[event] == "listed" or not os.path.lexists(path)
+        read = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        sought = _FILES[event] == "listed" or (read and not os.path.lexists(path))
         sought = sought and any(path == os.path.realpath(folder or ".") for folder in sys.path)
         return None if own or sought else f"{_FILES[event]} {path}"
 
