@@ -157,7 +157,7 @@ def find(word: str) -> list[Socket]:
         names = [socket.name for socket in known] + [name for term in terms() for name in term.names]
         for variant in (variant for socket in known for variant in socket.variants):
             names += [entry.last for entry in (variant, *variant.settings)]
-        raise UserError(f"no technique {word}{suggest(word, names, most=3)}; `caddie techniques` lists them")
+        raise UserError(f"no technique {word or 'named'}{suggest(word, names, most=3)}; `caddie techniques` lists them")
     return found
 
 

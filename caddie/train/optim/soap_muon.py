@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from caddie.config import Config, Count, Fraction, NonNegative, Range, known
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
+from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.banks import Bank, BankUpdater, Communication
 from caddie.train.optim.muon import floor_rows, gram_norm, newton_schulz
@@ -29,6 +30,11 @@ class TrustGate(Config):
     """Largest share."""
     agreement: Annotated[float, Range(0.0, 0.99)] = 0.2
     """Cosine of update and momentum at which the share begins."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.floor, float) and isinstance(self.cap, float) and self.floor > self.cap:
+            raise UserError(f"TrustGate's floor, {self.floor}, is above its cap, {self.cap}; lower it or raise the cap")
 
     def share(self, raw: Tensor, whitened: Tensor, gradient: Tensor, train_progress: TrainProgress) -> Tensor:
         """Return the share (count, 1, 1) for stacks (count, rows, columns) of momentum, whitened momentum, gradient."""

@@ -605,6 +605,12 @@ def test_soap_muon_agrees_with_the_script(frontier: Path) -> None:
                 torch.testing.assert_close(found[0], data[f"{name}.{script}"], rtol=1e-4, atol=1e-5)
 
 
+def test_a_trust_gate_needs_its_floor_below_its_cap() -> None:
+    with pytest.raises(UserError, match="above its cap"):
+        TrustGate(floor=0.9)
+    TrustGate(floor=0.85)
+
+
 def test_floored_rows_by_hand() -> None:
     updates = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     weights = torch.tensor([[0.0, 8.0], [6.0, 8.0], [6.0, 8.0]])
