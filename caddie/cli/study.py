@@ -114,6 +114,7 @@ def study(
 
     Results go beside FILE.py, or to --out; run folders to runs/.
     """
+    from caddie.config.userfile import split_name
     from caddie.lab.background import read_state
     from caddie.lab.holdout import score_holdout
     from caddie.lab.ladder import ladder
@@ -122,9 +123,8 @@ def study(
     from caddie.lab.selection import select
     from caddie.lab.study import find_study
 
-    path, _, name = definition.rpartition(":") if ".py:" in definition else (definition, "", "study")
-    place = Path(path).parent
-    results = place if name == "study" else place / name
+    path, name = split_name(definition)
+    results = path.parent if name in ("", "study") else path.parent / name
     if (holdout is not None) + greedy + as_ladder > 1:
         raise UserError("--holdout, --select and --ladder are done one at a time")
     found = find_study(definition)

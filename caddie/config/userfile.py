@@ -64,6 +64,12 @@ class _Source(InspectLoader):
         return self.source_to_code(self.source, str(self._path))
 
 
+def split_name(name: str) -> tuple[Path, str]:
+    """Return the file and NAME of FILE.py:NAME; "" where a file stands alone."""
+    path, colon, attribute = name.rpartition(":")
+    return (Path(path), attribute) if colon and path.endswith(".py") else (Path(name), "")
+
+
 def read_source(path: Path) -> bytes:
     """Return the source in a Python file; `UserError` if it is none."""
     if not path.is_file():

@@ -14,12 +14,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any, Literal
 
 from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
 from caddie.config.schedules import PiecewiseConstant
-from caddie.config.userfile import execute
+from caddie.config.userfile import execute, split_name
 from caddie.errors import UserError
 from caddie.lab.modelled import StepTime, full_name, step_time
 from caddie.recipes.catalog import find, shipped
@@ -306,10 +305,9 @@ def _shorter(value: Any, fraction: float) -> Any:
 
 def find_study(name: str) -> Study:
     """Load the study that a Python file defines, as FILE.py (its `study`) or FILE.py:NAME."""
-    path, colon, attribute = name.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        path, attribute = name, "study"
-    found = execute(Path(path)).get(attribute)
+    path, attribute = split_name(name)
+    attribute = attribute or "study"
+    found = execute(path).get(attribute)
     if not isinstance(found, Study):
         raise UserError(f"{path} has no Study by the name {attribute}; write {attribute} = Study(...), or FILE.py:NAME")
     return found

@@ -48,6 +48,11 @@ def file_scores(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {kind: one for kind in ("plain", "sliding", "adaptive") if (one := scores.get(f"quantized_{kind}"))}
 
 
+def final_score(result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return kind and score of the file that are the run's."""
+    return [*file_scores(result).items()][-1]
+
+
 def read_result(path: Path) -> dict[str, Any]:
     """Return the result at `path`. Raises `UserError` if there is none of this version."""
     try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any
 
-from caddie.config.userfile import execute
+from caddie.config.userfile import execute, split_name
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError, suggest
 from caddie.model import Model
@@ -39,8 +38,8 @@ def load_scorer(name: str, model: Model, tokenizer: Tokenizer, source: bytes | N
     derived from `Scorer` scores whole windows, which is faster; that it does not look ahead is for the probes of
     `caddie verify` to show. It may change the model: give it one of its own.
     """
-    path, _, attribute = name.rpartition(":") if ":" in name else (name, "", "")
-    module = execute(Path(path), source)
+    path, attribute = split_name(name)
+    module = execute(path, source)
     own = [value for value in module.values() if isinstance(value, type) and value.__module__ == module["__name__"]]
     classes: dict[str, Any] = {cls.__name__: cls for cls in own if issubclass(cls, (TokenScorer, Scorer))}
     if not attribute and len(classes) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from caddie.report.read import file_scores
+from caddie.report.read import final_score
 from caddie.report.run_files import ARTIFACT, PARTS, RECIPE, REPORT, RESULT
 from caddie.report.tables import markdown_lines
 from caddie.report.verification import describe_checks
@@ -20,7 +20,7 @@ _FILES = {
 
 def card_data(library: Any, result: Mapping[str, Any], repository: str, license_name: str | None) -> str:
     """Return the YAML before a card's text, by `library`, huggingface_hub: tags, and the score for the hub's index."""
-    kind, score = [*file_scores(result).items()][-1]
+    kind, score = final_score(result)
     corpus = result["corpus"]
     scored = library.EvalResult(
         task_type="text-generation",
@@ -46,7 +46,7 @@ def card_data(library: Any, result: Mapping[str, Any], repository: str, license_
 
 def card_text(result: Mapping[str, Any], repository: str, files: Sequence[str]) -> str:
     """Return the text of a card: the score and what it is of, the bytes by part, and how to check both."""
-    kind, score = [*file_scores(result).items()][-1]
+    kind, score = final_score(result)
     corpus, training = result["corpus"], result["training"]
     held_out = f"{corpus['documents']['validation']:,} documents, {corpus['source_bytes']['validation']:,} bytes"
     adaptive = f", test-time training {score['ttt']}" if score.get("ttt") else ""

@@ -12,7 +12,7 @@ from caddie.data.manifest import MANIFEST
 from caddie.errors import UserError
 from caddie.pack.source_bundle import describe_source
 from caddie.recipes.recipe import Recipe
-from caddie.report.read import file_scores, pick, read_steps, result_errors
+from caddie.report.read import final_score, pick, read_steps, result_errors
 from caddie.report.run_files import ARTIFACT, LOG, PARTS, RECIPE, RESULT
 from caddie.run.contest_sets import CURRENT
 from caddie.run.policy import CONTEST_2026, counted_bytes, overrun_seconds
@@ -37,7 +37,7 @@ class Run:
     @property
     def score(self) -> dict[str, Any]:
         """The last score of the file, which is the run's."""
-        return [*file_scores(self.result).values()][-1]
+        return final_score(self.result)[1]
 
     @property
     def counted_bytes(self) -> int:

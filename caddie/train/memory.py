@@ -210,6 +210,14 @@ def _more_micro_batches(train: Train, world: int) -> Iterator[int]:
             yield count
 
 
+def refuse_together(text: str, what: str, ranks: Ranks) -> None:
+    """Raise `UserError` in the first process and end the others with status 2 if `text` is not empty in one of them."""
+    if ranks.maximum(float(bool(text)))[0]:  # a collective: all processes refuse, or none
+        if not ranks.first:
+            raise SystemExit(2)
+        raise UserError(text or f"{what} does not fit the memory of another process")
+
+
 @contextmanager
 def enough_memory(gpt: GPT, train: Train, ranks: Ranks, phases: Phases) -> Iterator[None]:
     """Refuse training that does not fit; if memory runs out in the block after all, say so in one line.
@@ -217,8 +225,7 @@ def enough_memory(gpt: GPT, train: Train, ranks: Ranks, phases: Phases) -> Itera
     Raises `UserError` both times. Of several processes the first says it; the others end with status 2.
     """
     estimate, text = judge_memory(gpt, train, ranks, phases.progress)
-    if ranks.maximum(float(bool(text)))[0]:  # a collective: all processes refuse, or none
-        raise UserError(text or "training does not fit the memory of another process") if ranks.first else SystemExit(2)
+    refuse_together(text, "training", ranks)
     try:
         yield
     except (MemoryError, RuntimeError) as error:

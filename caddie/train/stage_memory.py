@@ -13,7 +13,6 @@ from typing import Any, Literal, cast, get_args
 import psutil
 import torch
 
-from caddie.errors import UserError
 from caddie.model import GPT, Linear, Model
 from caddie.model.flops import flops_per_token
 from caddie.pack.calibrate import SelfGenerated, as_matrix
@@ -23,6 +22,7 @@ from caddie.runtime.memory import GIB, free_bytes
 from caddie.score import DocumentLoRA, Scoring
 from caddie.score.score import CACHED_TOKENS
 from caddie.score.ttt_lora import adapter_places
+from caddie.train.memory import refuse_together
 
 _FLOAT = 4
 _KEPT_BYTES = 3.0
@@ -92,12 +92,7 @@ def check_stages(
             short = f"{stage}{together} needs about {need / GIB:,.1f} GiB"
             advice = _advice(stage, processes, gpt, pack, scoring, free, predictions)
             text = f"{short}, and this machine has {free / GIB:,.1f} GiB free; {advice}"
-    if ranks.maximum(float(bool(text)))[0]:  # a collective: all processes refuse, or none
-        raise (
-            UserError(text or "packing or scoring does not fit the memory of another process")
-            if ranks.first
-            else SystemExit(2)
-        )
+    refuse_together(text, "packing or scoring", ranks)
 
 
 def _advice(stage: Stage, processes: int, gpt: GPT, pack: Pack, scoring: Scoring, free: int, predictions: int) -> str:

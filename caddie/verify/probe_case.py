@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from caddie.config.userfile import split_name
 from caddie.data.tokenizers import Ids
 from caddie.pack.artifact import Artifact
 from caddie.score import Scorer, Scoring
@@ -208,7 +209,7 @@ def probe_case_of(
     """Make a case for the scorer of `scoring`, or for a user's own, FILE.py:NAME, with a text of `length` tokens."""
     tokens = probe_text.probe_text(artifact.tokenizer, documents, length)
     fitting = probe_text.fit_to_text(scoring, len(tokens) - 1)
-    own = Path(scorer.rpartition(":")[0] or scorer) if scorer else None
+    own = split_name(scorer)[0] if scorer else None
     files = [own, Path(cache_from_source(str(own)))] if own else []  # Python looks for its bytecode
     return ProbeCase(
         artifact=artifact,

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config.userfile import read_source
+from caddie.config.userfile import read_source, split_name
 from caddie.errors import CheckFailed, UserError
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
@@ -111,8 +111,7 @@ def open_scorer(artifact: Artifact, name: str, *, own_sandbox: bool = False) -> 
     With `own_sandbox` that process is alone in a new sandbox, where no earlier scorer can have left anything. Raises
     `UserError` if it cannot be made. It runs on the CPU with as many threads as PyTorch has here.
     """
-    path = Path(name.rpartition(":")[0] if ":" in name else name)
-    job = {"name": name, "source": read_source(path).hex(), "threads": torch.get_num_threads()}
+    job = {"name": name, "source": read_source(split_name(name)[0]).hex(), "threads": torch.get_num_threads()}
     server = scorer_server(artifact, own_sandbox)
     longest = max(LONGEST_WINDOW, LONGEST_CONTEXTS * artifact.scoring.sequence_length)
     given = job, artifact.tokenizer.vocabulary, longest
