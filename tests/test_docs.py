@@ -130,7 +130,7 @@ def test_each_command_has_a_line_of_its_own() -> None:
 @pytest.mark.long
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if not all(importlib.util.find_spec(name) for name in ("mkdocs", "material", "mkdocstrings_handlers")):
-        pytest.skip("no MkDocs: pip install 'caddie[docs]', or make docs")
+        pytest.skip("no MkDocs: pip install '.[docs]', or make docs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = {"PATH": "", "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -78,7 +78,7 @@ def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> None:
 def track(folder: Path, kind: str, follow: bool, as_json: bool) -> None:
     """Send the run RUN to a tracker: log, recipe and result.
 
-    RUN is a run folder. The tracker's library is an extra: pip install 'caddie[wandb]'. `caddie run --track` does
+    RUN is a run folder. The tracker's library must be installed. `caddie run --track` does
     the same while a run goes on.
     """
     from caddie.share.track import open_tracker, send
@@ -122,7 +122,7 @@ def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...])
 
         from caddie.share.lm_eval_model import NAME
     except ImportError:
-        raise UserError("this needs lm-evaluation-harness; run: pip install 'caddie[lm-eval]'") from None
+        raise UserError("this needs lm-evaluation-harness; run: pip install lm-eval datasets") from None
     sys.argv = ["lm-eval", "run", "--model", NAME, "--model_args", f"artifact={path}", *arguments]
     cli_evaluate()
 

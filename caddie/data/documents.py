@@ -264,7 +264,7 @@ def _parquet(path: Path, named: str | None) -> Iterator[bytes]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UserError(f"{path}: reading Parquet needs pyarrow; run: pip install 'caddie[parquet]'") from None
+        raise UserError(f"{path}: reading Parquet needs pyarrow; run: pip install pyarrow") from None
     try:
         with parquet.ParquetFile(path) as file:
             kinds = {field.name: field.type for field in file.schema_arrow}

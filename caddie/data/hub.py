@@ -199,7 +199,7 @@ def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, d
     except UserError:
         raise
     except ImportError:
-        raise UserError("this needs huggingface_hub; run: pip install 'caddie[hub]'") from None
+        raise UserError("this needs huggingface_hub; run: pip install huggingface_hub") from None
     except Exception as error:
         missing = (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
         if isinstance(error, missing) and not isinstance(error, errors.LocalEntryNotFoundError):

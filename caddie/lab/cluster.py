@@ -37,7 +37,7 @@ class Cluster:
         try:
             import ray
         except ImportError:
-            raise UserError("a Ray cluster needs Ray; install it with: pip install 'caddie[ray]'") from None
+            raise UserError("a Ray cluster needs Ray; install it with: pip install ray") from None
         self._ray: Any = ray
         if not ray.is_initialized():
             try:

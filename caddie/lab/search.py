@@ -206,7 +206,7 @@ class _Proposals:
         try:
             self._optuna = optuna = import_module("optuna")
         except ImportError:
-            raise UserError("this search needs optuna; run: pip install 'caddie[search]'") from None
+            raise UserError("this search needs optuna; run: pip install optuna") from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print every trial
         self._recipe, self._seeds, self._space = study.recipe(BASE), len(study.seeds), space
         self._sampler, self._seed = SAMPLERS[sampler], seed

@@ -44,7 +44,7 @@ class Slurm:
         try:
             import submitit
         except ImportError:
-            raise UserError("Slurm is reached through submitit; install it with: pip install 'caddie[slurm]'") from None
+            raise UserError("Slurm is reached through submitit; install it with: pip install submitit") from None
         try:
             self._executor = submitit.AutoExecutor(folder=logs / "%j", cluster=engine)
         except RuntimeError:

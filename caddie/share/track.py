@@ -103,13 +103,13 @@ class TensorBoard:
 Tracker = Trackio | Wandb | TensorBoard
 """One run in a tracker; `place` is its address there, or the command that shows it."""
 TRACKERS: dict[str, type[Tracker]] = {one.__name__.lower(): one for one in (Trackio, Wandb, TensorBoard)}
-"""Name of a tracker's library, which is that of an extra too, to its adapter."""
+"""Name of a tracker's library to its adapter."""
 
 
 def check_installed(kind: str) -> None:
     """Raise `UserError` if the library of a tracker is missing."""
     if find_spec(kind) is None:
-        raise UserError(f"{kind} is not installed; install it with: pip install 'caddie[{kind}]'")
+        raise UserError(f"{kind} is not installed; install it with: pip install {kind}")
 
 
 def open_tracker(kind: str, folder: Path, end: threading.Event) -> Tracker:

@@ -497,7 +497,7 @@ def test_the_library_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return real(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install 'caddie\[hub\]'"):
+    with pytest.raises(UserError, match=r"pip install huggingface_hub"):
         fetch_fineweb("sp300", 1, tmp_path, SILENT)
 
 

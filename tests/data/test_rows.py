@@ -111,7 +111,7 @@ def test_parquet_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: py
         return real(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=r"pip install 'caddie\[parquet\]'"):
+    with pytest.raises(UserError, match=r"pip install pyarrow"):
         read(two)
 
 

@@ -337,7 +337,7 @@ def test_a_missing_optuna_and_wrong_words(text: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="no pruner some; there are none, median, hyperband"):
         search(small(), SPACE, text, trials=1, executor=Scored(bowl), pruner="some")
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"run: pip install 'caddie\[search\]'"):
+    with pytest.raises(UserError, match=r"run: pip install optuna"):
         search(small(), SPACE, text, trials=1, executor=Scored(bowl))
 
 

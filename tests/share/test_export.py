@@ -30,7 +30,7 @@ from caddie.score import Scoring
 from caddie.share.export import CODE, FORMATS
 from caddie.share.standalone import standalone
 
-needs_transformers = pytest.mark.skipif(not find_spec("transformers"), reason="pip install 'caddie[transformers]'")
+needs_transformers = pytest.mark.skipif(not find_spec("transformers"), reason="pip install '.[transformers]'")
 TEXT = "def read(self, name):\n\treturn self.Headers[name]  # 'naïve' ▁ <s> ЖЖ \U0001f600 <|1|> THE The \0 end\n"
 PROGRAM = """
 import sys

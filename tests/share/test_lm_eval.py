@@ -22,7 +22,7 @@ from caddie.pack.artifact import load
 from caddie.score.score import Text, score
 
 pytestmark = [
-    pytest.mark.skipif(not find_spec("lm_eval"), reason="pip install 'caddie[lm-eval]'"),
+    pytest.mark.skipif(not find_spec("lm_eval"), reason="pip install '.[lm-eval]'"),
     pytest.mark.filterwarnings("ignore"),  # of the harness and its many libraries
     pytest.mark.long,
 ]

@@ -148,7 +148,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(
     monkeypatch.setattr(track, "find_spec", lambda name: None)
     for command in (["track", tmp_path, "--to", kind], ["run", "tiny", "--track", kind, "--out", tmp_path / "run"]):
         ended = caddie(*command)
-        install = f"caddie: {kind} is not installed; install it with: pip install 'caddie[{kind}]'\n"
+        install = f"caddie: {kind} is not installed; install it with: pip install {kind}\n"
         assert (ended.status, ended.err) == (2, install)
     assert not list(tmp_path.iterdir())
 

@@ -196,7 +196,7 @@ def library_errors(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, UserError):
         raise
     except ImportError as error:
-        raise UserError(f"this tokenizer needs {error.name}; run: pip install 'caddie[tokenizers]'") from None
+        raise UserError(f"this tokenizer needs {error.name}; run: pip install {error.name}") from None
     except BaseException as error:  # a panic of the library is no Exception
         raise UserError(f"{what} ({first_line(error)})") from None
 
