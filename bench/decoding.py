@@ -36,7 +36,7 @@ from caddie.pack import container
 from caddie.pack.coding import EncodeJob, Packed, ProcessPool, Smallest
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX, decompress
-from caddie.pack.quantize import Trellis, Waterfilling
+from caddie.pack.quantize import Trellis, Waterfilling, WaterfillingSteps
 from caddie.recipes.catalog import find
 from caddie.report.tables import table
 
@@ -119,7 +119,7 @@ def drawn(name: str, shape: tuple[int, int], known: list[tuple[str, Scales]], ch
 
 
 def encoded(
-    shapes: Shapes, known: list[tuple[str, Scales]], quantizer: Waterfilling = Waterfilling()
+    shapes: Shapes, known: list[tuple[str, Scales]], quantizer: WaterfillingSteps = Waterfilling()
 ) -> tuple[list[Section], dict[str, Any]]:
     """The artifact's sections of weights, and bytes and seconds: ours by one process, and by one for each core."""
     chance = np.random.default_rng(0)

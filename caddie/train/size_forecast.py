@@ -23,7 +23,7 @@ from caddie.pack.compress import Dequantizers, Pack
 from caddie.pack.container import Section
 from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap, PruneOnes
-from caddie.pack.quantize import Arrays, Quantizer, Waterfilling
+from caddie.pack.quantize import Arrays, Quantizer, WaterfillingSteps
 from caddie.pack.quantize.quantizer import as_rows
 
 Floats = npt.NDArray[np.float64]
@@ -232,7 +232,7 @@ class _Estimates(Candidates):
     def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
         made = {}
         for names in self.of.groups.values():
-            if isinstance(quantizers[names[0]], Waterfilling):
+            if isinstance(quantizers[names[0]], WaterfillingSteps):
                 found = {name: self._waterfilled(name, quantizers[name]) for name in names}
             else:
                 found = self._rounded({name: quantizers[name] for name in names})
@@ -295,7 +295,7 @@ class _Estimates(Candidates):
 
     def _waterfilled(self, name: str, quantizer: Quantizer) -> tuple[float, float]:
         """Bytes and nats of the steps that cost alike, from how many weights have which deviation."""
-        assert isinstance(quantizer, Waterfilling)
+        assert isinstance(quantizer, WaterfillingSteps)
         if name not in self._gaussians:
             self._gaussians[name] = self._deviations(name)
         counts = self._gaussians[name]

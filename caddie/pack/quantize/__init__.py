@@ -10,4 +10,4 @@ from caddie.pack.quantize.rotated import Rotated
 from caddie.pack.quantize.rows import Rows
 from caddie.pack.quantize.scales import BestPercentile, Percentile, Scale, SigmaClip
 from caddie.pack.quantize.trellis import Trellis
-from caddie.pack.quantize.waterfilling import Waterfilling
+from caddie.pack.quantize.waterfilling import Waterfilling, WaterfillingSteps

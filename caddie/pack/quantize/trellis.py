@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from caddie.config import known
-from caddie.pack.quantize.quantizer import Arrays, Layout, rows_shape
-from caddie.pack.quantize.waterfilling import RoundColumn, Waterfilling, nearest
+from caddie.config import NonNegative, Positive, known
+from caddie.pack.quantize.quantizer import Arrays, Layout, Quantizer, rows_shape
+from caddie.pack.quantize.waterfilling import RoundColumn, WaterfillingSteps, nearest
 
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -75,7 +75,7 @@ def best_path(costs: Floats, states: int) -> Array:
     return found
 
 
-class Trellis(Waterfilling):
+class Trellis(WaterfillingSteps, Quantizer):
     """`Waterfilling` with trellis-coded quantization (TCQ) down the columns: a smaller error for the same bytes.
 
     Rounding to the nearest step and an entropy coder lose a quarter of a bit per weight to theory (1.53 dB). Here an
@@ -97,6 +97,10 @@ class Trellis(Waterfilling):
         "0.99 dB of 1.53 with 4 states, 1.09 with 8, 1.33 with 256 on a uniform source (Marcellin and Fischer)",
     )
 
+    step: Positive = 5e-4
+    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
+    damping: NonNegative = 0.02
+    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
     states: Literal[4, 8, 16, 32, 64] = 32
     """Number of states. More gain a little and quantize more slowly; reading takes the same time."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -26,27 +26,12 @@ RoundColumn = Callable[[int, Tensor], Tensor]
 """Maps a column's number and its values in steps, (rows,), to the points that are stored for them, in steps."""
 
 
-class Waterfilling(Quantizer):
-    """A step for every row times one for every column, chosen so that every rounding costs the loss the same.
+class WaterfillingSteps:
+    """Mixin for a quantizer with the steps of `Waterfilling`."""
 
-    With an entropy coder behind it, a weight should get bits until the next bit would buy less than elsewhere. The cost
-    of an error follows from the Fisher information R x C of `Calibration`: columns are rounded in turn and each
-    compensates the errors of those before (GPTQ, arXiv 2210.17323, in the form of LDLQ, arXiv 2307.13304), so an error
-    in column j of row i costs R_i times the pivot D_j of C = U D U^T. Its step is `step` / sqrt(R_i D_j), as in
-    WaterSIC (arXiv 2603.04956), which has D alone. So one number decides how many bytes all matrices take together,
-    and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
-    """
-
-    techniques = known(
-        "Bits go where they lower the loss, between matrices, rows and columns.",
-        "arXiv 2603.04956 (columns), 2307.13304, 1503.05671",
-        "20 % less distortion of layers from the columns alone (this project's reference measurement)",
-    )
-
-    step: Positive = 5e-4
-    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
-    damping: NonNegative = 0.02
-    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
+    step: float
+    damping: float
+    but: Callable[..., Any]
     calibrated: ClassVar[bool] = True
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
@@ -82,11 +67,6 @@ class Waterfilling(Quantizer):
         integers = torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(len(rows), len(columns))
         return (integers * _steps(rows, columns, arrays["step"][0])).reshape(shape)
 
-    @property
-    def dequantizer(self) -> Quantizer:
-        """The default: no setting is needed to dequantize."""
-        return Waterfilling()
-
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Return integers of the weight's shape, step sizes of rows and columns, and their common factor."""
         rows, columns = rows_shape(shape)
@@ -100,7 +80,7 @@ class Waterfilling(Quantizer):
 
     def coarser(self, factor: float) -> Self:
         """Return the same with `factor` times the step."""
-        return self.but(step=self.step * factor)
+        return cast(Self, self.but(step=self.step * factor))
 
     def _rounding(self, weights: Tensor) -> RoundColumn:
         """Return the rounding of columns of `weights` (rows, columns), which are in steps: to the nearest integers."""
@@ -133,6 +113,34 @@ class Waterfilling(Quantizer):
         mean = columns.diagonal().mean().clamp_min(1e-20)
         columns.diagonal().add_(self.damping * mean)
         return importance, columns
+
+
+class Waterfilling(WaterfillingSteps, Quantizer):
+    """A step for every row times one for every column, chosen so that every rounding costs the loss the same.
+
+    With an entropy coder behind it, a weight should get bits until the next bit would buy less than elsewhere. The cost
+    of an error follows from the Fisher information R x C of `Calibration`: columns are rounded in turn and each
+    compensates the errors of those before (GPTQ, arXiv 2210.17323, in the form of LDLQ, arXiv 2307.13304), so an error
+    in column j of row i costs R_i times the pivot D_j of C = U D U^T. Its step is `step` / sqrt(R_i D_j), as in
+    WaterSIC (arXiv 2603.04956), which has D alone. So one number decides how many bytes all matrices take together,
+    and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
+    """
+
+    techniques = known(
+        "Bits go where they lower the loss, between matrices, rows and columns.",
+        "arXiv 2603.04956 (columns), 2307.13304, 1503.05671",
+        "20 % less distortion of layers from the columns alone (this project's reference measurement)",
+    )
+
+    step: Positive = 5e-4
+    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
+    damping: NonNegative = 0.02
+    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
+
+    @property
+    def dequantizer(self) -> Quantizer:
+        """The default: no setting is needed to dequantize."""
+        return Waterfilling()
 
 
 def _upper(matrix: Tensor) -> Tensor:

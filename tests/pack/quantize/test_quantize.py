@@ -37,6 +37,7 @@ from caddie.pack.quantize import (
     Ternary,
     Trellis,
     Waterfilling,
+    WaterfillingSteps,
 )
 from caddie.pack.quantize.rotated import rotated
 from caddie.pack.quantize.rows import _pack, _unpack, half
@@ -120,7 +121,7 @@ def bound(quantizer: Quantizer, weight: Tensor) -> Tensor:
     if isinstance(quantizer, LowRank):
         within = bound(quantizer.of, weight)
         return within + 1.5 * quantizer.rank * float(within.double().norm())  # A and B err by a third at most
-    if isinstance(quantizer, Waterfilling):
+    if isinstance(quantizer, WaterfillingSteps):
         return _bound_of_waterfilling(quantizer, weight)
     steps = torch.from_numpy(quantizer.quantize(weight)["steps"].astype(np.float32))
     if isinstance(quantizer, Ternary | Binary):
@@ -133,7 +134,7 @@ def bound(quantizer: Quantizer, weight: Tensor) -> Tensor:
     return step * halves * (1 + 1e-4) + (weight.abs() - step * quantizer.largest).clamp_min(0)
 
 
-def _bound_of_waterfilling(quantizer: Waterfilling, weight: Tensor) -> Tensor:
+def _bound_of_waterfilling(quantizer: WaterfillingSteps, weight: Tensor) -> Tensor:
     arrays = quantizer.quantize(weight)
     rows, columns = (2.0 ** (torch.from_numpy(arrays[f"{of}_steps"]) / 4) for of in ("row", "column"))
     steps = (rows[:, None] * columns * float(arrays["step"][0])).reshape(weight.shape)

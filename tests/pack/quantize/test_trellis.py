@@ -11,7 +11,7 @@ from samples import sample
 
 from caddie.pack.calibrate import predicted_loss
 from caddie.pack.coding import Smallest
-from caddie.pack.quantize import Arrays, Calibration, Trellis, Waterfilling, trellis
+from caddie.pack.quantize import Arrays, Calibration, Trellis, Waterfilling, WaterfillingSteps, trellis
 from caddie.pack.quantize.waterfilling import _steps
 
 WEIGHT = sample(300, 24)
@@ -87,7 +87,7 @@ def test_errors_are_smaller_at_equal_bytes(step: float, decibels: float) -> None
     """Chains of 128 gain 1.1 dB at high rate; where bits are few, shrinking gains as well."""
     weight = sample(1024, 48)
 
-    def measured(quantizer: Waterfilling) -> tuple[int, float]:
+    def measured(quantizer: WaterfillingSteps) -> tuple[int, float]:
         arrays = quantizer.quantize(weight)
         size = sum(len(Smallest().encode(array)) for array in arrays.values())
         return size, predicted_loss(Calibration(), weight, quantizer.dequantize(arrays, tuple(weight.shape)))
