@@ -45,7 +45,7 @@ def glossary_page() -> str:
     lines = [
         "# Glossary",
         "",
-        "The field's words, in the order of the line. The last column says what a recipe sets, the verb or the file.",
+        "The field's words, in the order of a run. The last column says what a recipe sets, the verb or the file.",
         "`caddie techniques WORD` finds by these words, in any case and with or without hyphens.",
         "",
         "Made from `caddie/recipes/glossary.txt`; a test checks that every name in it exists.",

@@ -178,9 +178,12 @@ def _plans(every: list[Kept]) -> Iterator[str]:
         each = estimate["core_hours"] / max(1, estimate["runs"])
         left[one.title] = runs, each * runs
         rows.append([f"studies/{one.title}", len(estimate["labels"]), done, runs, f"{left[one.title][1]:.1f}"])
-    yield "Each of these is one command, which goes on where it ended; `--fraction 0.1` does a tenth of the training:"
+    yield (
+        "Each of these is one command, with a STUDY of the table. It goes on where it ended; `--fraction 0.1` does a "
+        "tenth of the training. Runs that another study has made already are not left:"
+    )
     yield ""
-    yield "    caddie study studies/NAME --data train_open.jsonl.xz --background"
+    yield "    caddie study STUDY --data train_open.jsonl.xz --background"
     yield ""
     yield markdown_table(["study", "labels", "runs done", "runs left", "core hours left"], rows)
     for what, chosen in (
