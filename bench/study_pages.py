@@ -235,8 +235,9 @@ def costs_page(studies: Path = STUDIES) -> str:
             "",
             *(f"    {command} --fraction 0.1" for command in commands),
             "",
-            "Texts are those of [the results](2026-11-21-studies.md), which have their own words on machine and date;"
-            " any other text will do to see a study work. What studies that were not run yet would take:"
+            "[What the texts are](../studies.md#their-texts); any other will do to see a study work. [The first"
+            " results](2026-11-21-studies.md) have their own words on machine and date. What studies that were not"
+            " run yet would take:"
             " [the claims](claims.md#what-it-takes).",
             "",
         ]
