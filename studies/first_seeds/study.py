@@ -1,19 +1,19 @@
-"""What seeds 001 to 003 say did and did not work, at equal seconds on their twins.
+"""What public systems 001 to 003 say did and did not work, at equal seconds on their twins.
 
-Every entry is a whole recipe: the twin of a seed, set against the contest's baseline, or that twin with one change, set
-against the twin. The seeds judged by what a run learns in its time, and so does this study; but a CPU's times are not a
-GPU's, and half a minute of one thread is a hundredth of the steps that a record makes. Rows are shuffled: in the order
-of the text a step of a twin would be mostly one document. Scores are those of the packed file without overlap.
+Every entry is a whole recipe: the twin of a system, set against the contest's baseline, or that twin with one change,
+set against the twin. The systems judged by what a run learns in its time, and so does this study; but a CPU's times are
+not a GPU's, and half a minute of one thread is a hundredth of the steps that a record makes. Rows are shuffled: in the
+order of the text a step of a twin would be mostly one document. Scores are those of the packed file without overlap.
 
 The claim on lzma is one of bytes: the scores are equal, the sizes of the files decide.
 
-`averages` asks after seed 002's moving average, whose decay counts steps: does a longer run want a longer memory? What
-an average makes of the same weights has nothing to do with time, so its runs have steps for a budget.
+`averages` asks after public system 002's moving average, whose decay counts steps: does a longer run want a longer
+memory? What an average makes of the same weights has nothing to do with time, so its runs have steps for a budget.
 
 `scale` and `scale_003`, `scale_001`, `scale_002` ask the claims again of twins with all the steps, in equal modelled
-time: seed 003's in 600 seconds of eight H100, and the two others' in 600 of one. That is what seed 001 had. Seed 002's
-nodes were slow, it does not say how slow; its 1.2362 at 524,288 tokens a step is near seed 001's 1.2731 with fewer
-layers.
+time: public system 003's in 600 seconds of eight H100, and the two others' in 600 of one. That is what public system
+001 had. Public system 002's nodes were slow, it does not say how slow; its 1.2362 at 524,288 tokens a step is near
+public system 001's 1.2731 with fewer layers.
 
 Not here: flash-attention 2 for 3 and the switches of a network between GPUs, which change no result.
 """
@@ -117,7 +117,7 @@ def of_baseline(seed_003: Recipe, base: Recipe) -> dict[str, Entry]:
 
 
 def of_seed_003(seed: Recipe) -> dict[str, Entry]:
-    """Changes of seed 003's twin."""
+    """Changes of public system 003's twin."""
     slow = Claim(word="worse", source=SEED_003, note="the overhead of a step is more than the gain")
     return {
         "003, SwiGLU": changed(
@@ -156,7 +156,7 @@ def of_seed_003(seed: Recipe) -> dict[str, Entry]:
 
 
 def of_seed_001(suffix: str) -> dict[str, Entry]:
-    """Changes of seed 001's twin."""
+    """Changes of public system 001's twin."""
     eleven = {"model.depth": 11, "model.layers": {"9-10": {"attention.xsa": True}}}
     return {
         "001, 11 layers": changed(
@@ -199,7 +199,7 @@ def of_seed_001(suffix: str) -> dict[str, Entry]:
 
 
 def of_seed_002(suffix: str) -> dict[str, Entry]:
-    """Changes of seed 002's twin."""
+    """Changes of public system 002's twin."""
     return {
         "002, twice the batch": changed(
             twin_of(find("gold6"), {"train.batch_tokens": 524_288}, suffix),

@@ -1,16 +1,17 @@
-"""Seed 004's table of learning rates, and what the length of the warm-down makes of it.
+"""Public system 004's table of learning rates, and what the length of the warm-down makes of it.
 
-The seed trained the contest's baseline with six matrix learning rates and found 0.02 the best and 0.06 much worse than
-0.04; seed 003 raised the rate to 0.06 and gained. The two differ in the warm-down: 1,200 steps of some 13,700 in the
-one, the last 9 % of the run, and 3,600 in the other, the last 27 %. So every rate is trained with both, and with the
-three quarters of the run over which later records decay.
+The system trained the contest's baseline with six matrix learning rates and found 0.02 the best and 0.06 much worse
+than 0.04; public system 003 raised the rate to 0.06 and gained. The two differ in the warm-down: 1,200 steps of some
+13,700 in the one, the last 9 % of the run, and 3,600 in the other, the last 27 %. So every rate is trained with both,
+and with the three quarters of the run over which later records decay.
 
-The scalars' rate is the matrices' and the embedding's is 0.01 more, the line through the two rates that the seed gives
-for it (0.05 beside 0.04 and 0.03 beside 0.02). A rate below the seed's is there because a small model after few steps
-may want another. All runs have the same steps, so on a CPU the study repeats to the bit. Rows are shuffled: a step of
-the twin has 1,024 tokens, in the order of the text mostly of one document, where a step of the contest has hundreds.
+The scalars' rate is the matrices' and the embedding's is 0.01 more, the line through the two rates that the system
+gives for it (0.05 beside 0.04 and 0.03 beside 0.02). A rate below the system's is there because a small model after few
+steps may want another. All runs have the same steps, so on a CPU the study repeats to the bit. Rows are shuffled: a
+step of the twin has 1,024 tokens, in the order of the text mostly of one document, where a step of the contest has
+hundreds.
 
-`scale` asks the seeds' claims again of the twin that makes all the steps, with the warm-downs in steps.
+`scale` asks the public systems' claims again of the twin that makes all the steps, with the warm-downs in steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RATES = (0.06, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01)
 SEED_004 = {0.06: 0.0159, 0.03: -0.0007, 0.025: -0.0036, 0.02: -0.0056, 0.015: -0.0052}
 """Rate to bits per byte above those of 0.04, all with a warm-down of 1,200 steps, one run each."""
 WARMDOWNS = (0.09, 0.27, 0.75)
-"""Parts of the run: the baseline's, seed 003's, and that of records from 2026-04-09 on."""
+"""Parts of the run: the baseline's, public system 003's, and that of records from 2026-04-09 on."""
 
 
 def label(rate: float, warmdown: float) -> str:
@@ -63,7 +64,7 @@ grid = {
 
 
 def alone(warmdown: Diff) -> dict[str, Entry]:
-    """Return seed 003's entry: the matrices' rate is raised, the other rates are the baseline's."""
+    """Return public system 003's entry: the matrices' rate is raised, the other rates are the baseline's."""
     return {
         f"matrices alone 0.06, warm-down {WARMDOWNS[1]}": Entry(
             diff={"train.optimizers.matrix.lr": 0.06, **warmdown},

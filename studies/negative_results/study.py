@@ -1,12 +1,12 @@
-"""Seed 000's experiments: what did not help a record, tried again on its twin.
+"""Public system 000's experiments: what did not help a record, tried again on its twin.
 
-The seed (openai/parameter-golf #670) lists 24. Those of them that change a run stand here, each with what the seed says
-of it: differences from 1.1171, or from 1.1153 for quantization, weight decay and the order of shards.
+The system (openai/parameter-golf #670) lists 24. Those of them that change a run stand here, each with what the system
+says of it: differences from 1.1171, or from 1.1153 for quantization, weight decay and the order of shards.
 
 Runs of `study` have the same steps, so it asks what a change teaches in a step, and on a CPU repeats to the bit. What
 the seed lost in time (slower steps, larger batches) is asked again by `study_seconds`; how much slower a change is on a
 CPU says nothing of a GPU. Rows are shuffled: in the order of the text a step of the twin would be mostly one document.
-Scores are those of the packed file without overlap, where the seed's are with it.
+Scores are those of the packed file without overlap, where the system's are with it.
 
 `scale`, `scale_pack` and `scale_score` ask all of it in equal modelled time of twins that make all the steps, scored
 with overlap: a change has its steps by what a step of it cost the seed, where it says so. The last two begin with the
@@ -99,11 +99,11 @@ class PruneShare(Fit):
 
 
 _LATE = {"train.qat.matrix": StraightThrough(quantizer=Rows(bits=6, scale=Percentile(floor="absolute")))}
-"""Over the last 15 % of the run, as it was measured; the seed's is over the last 7 (`seed_000` has it so)."""
+"""Over the last 15 % of the run, as it was measured; the system's is over the last 7 (`seed_000` has it so)."""
 
 
 def tried(label: str, suffix: str) -> Diff:
-    """What the twin of one of the seed's experiments changes in the twin of its base."""
+    """What the twin of one of the system's experiments changes in the twin of its base."""
     return find(f"parallel_muon_{suffix}").settings.diff(find(f"public_000:{label}_{suffix}").settings)
 
 
@@ -129,7 +129,7 @@ def chunks(lr: float, epochs: int = 3, tokens: int = 4096) -> Entry:
 
 
 def architectures(suffix: str) -> dict[str, Entry]:
-    """Other parts; the seed's steps took 83 ms without them."""
+    """Other parts; the system's steps took 83 ms without them."""
     twin = find(f"parallel_muon_{suffix}")
     return {
         "exclusive in all layers": Entry(
