@@ -161,6 +161,14 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # `Path.expanduser` raises RuntimeError for it
 
 
+def check_new_file(path: Path, option: str = "--out") -> None:
+    """Raise `UserError` before the work whose result `path`, named by `option`, could not take."""
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists; name another file with {option} or remove it")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"no folder {path.parent}; make it, or name another file with {option}")
+
+
 def regular_bytes(path: Path) -> bytes:
     """Return the bytes of a regular file; `OSError` at once for anything else, such as a device or a pipe."""
     with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC")), "rb") as file:

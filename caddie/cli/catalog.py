@@ -22,7 +22,7 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @click.argument("source", metavar="[PATH]", required=False)
 @settings_argument
 @click.option("--fineweb", metavar="VARIANT", help="Fetch the contest's text: sp1024, caseops8192, documents, others.")
-@click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="Training shards to fetch.")
+@click.option("--shards", type=click.IntRange(1), help="Training shards to fetch with --fineweb.  [default: 1]")
 @click.option("--repository", metavar="OWNER/NAME", help="Where --fineweb fetches from, if not its usual place.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of it.")
 @click.option("--local", metavar="DIR", help="Read a copy of the repository on disk instead.")
@@ -35,7 +35,7 @@ def data(
     source: str | None,
     settings: tuple[str, ...],
     fineweb: str | None,
-    shards: int,
+    shards: int | None,
     repository: str | None,
     revision: str | None,
     local: str | None,
@@ -62,8 +62,8 @@ def data(
         if not path.startswith("data.") and path != "model.vocabulary":
             raise UserError(f"{path} does not change the data; give data.* or model.vocabulary")
     recipe = Recipe().but(diff)
-    if fineweb is None and (repository or revision or local):
-        raise UserError("--repository, --revision and --local say where --fineweb fetches from; add --fineweb VARIANT")
+    if fineweb is None and (shards or repository or revision or local):
+        raise UserError("--shards, --repository, --revision and --local are for --fineweb; add --fineweb VARIANT")
     if local and (repository or revision):
         raise UserError("--local takes the place of --repository and --revision; leave them out")
     own_tokenizer = fineweb is not None and fineweb != "documents"
@@ -78,7 +78,9 @@ def data(
         if fineweb is not None:
             bars = not display.quiet and sys.stderr.isatty()
             place = Place(repository, revision, Path(local) if local else None, bars=bars)
-            corpus = fetch_corpus(fineweb, shards, recipe, tokenizer=tokenizer, out=out, place=place, progress=display)
+            corpus = fetch_corpus(
+                fineweb, shards or 1, recipe, tokenizer=tokenizer, out=out, place=place, progress=display
+            )
         else:
             given = {"tokenizer": tokenizer, "column": column, "against": against, "out": out}
             corpus = make_corpus(source, recipe, **given, progress=display)

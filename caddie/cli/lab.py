@@ -20,7 +20,8 @@ from caddie.report.units import UNITS, Unit
 def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> None:
     """Regenerate the report of a run, of several, or of a study.
 
-    RUN is a run folder, or the folder of a study's results. Several runs are reported to the folder --out.
+    RUN is a run folder, or the folder of a study's results. The report of several runs goes to the folder --out,
+    runs/report unless named.
     """
     from caddie.lab.report import write_runs_report, write_study_report
     from caddie.lab.rows import RESULTS

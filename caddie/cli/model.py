@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from caddie.cli.options import FILE, Finite, load_artifact, options, path_argument, tell
 from caddie.errors import UserError
-from caddie.files import read_file, replacing
+from caddie.files import check_new_file, read_file, replacing
 from caddie.report.display import Display
 from caddie.report.tables import printable
 from caddie.runtime.interrupt import ends_on_interrupt
@@ -73,8 +72,7 @@ def _coded(verb: str, artifact: Path, parts: Parts, file: Path, target: Path, qu
     """Compress or decompress a file to `target`. Return the bytes of both."""
     from caddie.inference import text_codec
 
-    if os.path.lexists(target):
-        raise UserError(f"{target} exists; name another file with --out or remove it")
+    check_new_file(target)
     data = read_file(file)
     model = load_artifact(artifact, parts)
     with Display(quiet=quiet) as display:

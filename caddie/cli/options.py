@@ -80,14 +80,19 @@ def options(*names: str) -> Decorator:
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", type=_PATH, help="Folder to write to."),
-        "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, one for each GPU if any."),
+        "gpus": click.option(
+            "--gpus",
+            type=click.IntRange(1),
+            default=1,
+            help="Number of processes; each takes one GPU if there are GPUs.",
+        ),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         "parts": click.option(
             "--parts",
             metavar="FILE.py",
             multiple=True,
             type=FILE,
-            help="A user's file that ARTIFACT or RUN needs; it is run, so read it first. May be repeated.",
+            help="A user's file that the artifact or run needs; it is run, so read it first. May be repeated.",
         ),
         "track": click.option(
             "--track", type=click.Choice(TRACKERS), help="Send the log to a tracker while the run goes on."
@@ -151,6 +156,8 @@ def named_recipe(
     supply_parts([name], parts)
     diff = assignments(settings)
     if seconds is not None:
+        if diff.get("train.seconds") is not None:
+            raise UserError("train.seconds is set twice, by --seconds too; leave one out")
         diff["train.seconds"] = seconds
     return find(name).but(diff)
 

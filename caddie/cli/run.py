@@ -18,6 +18,7 @@ from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
 from caddie.config.userfile import user_files
 from caddie.errors import CheckFailed, UserError, count
+from caddie.files import check_new_file
 from caddie.report.display import Display
 from caddie.report.read import known_number, pick, read_json
 from caddie.report.run_files import ARTIFACT, PARTS, REPORT, RESULT
@@ -224,7 +225,8 @@ def pack(
 
     Settings are cap=N, the bytes that the file may have (under a policy with the code that counts), and
     pack.PATH=VALUE. With any setting, the run's own artifact is kept, and the new file is RUN/artifact-N.caddie.
-    Settings other than the cap add their key to its name; --out names another file. --compare takes several cap=N.
+    With other settings its name also gets a short hash of them; --out names another file. --compare takes several
+    cap=N.
     """
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights
@@ -238,6 +240,8 @@ def pack(
     from caddie.runtime.distributed import Ranks, local_device
     from caddie.train.stage_memory import check_stages
 
+    if out is not None and not compare:
+        check_new_file(out)
     recipe, seed, corpus = read_run(folder, parts)
     if compare:
         with Display(quiet=quiet) as display:

@@ -15,6 +15,7 @@ from caddie.cli.exits import judge
 from caddie.cli.options import FILE, load_artifact, options, path_argument, settings_argument, tell
 from caddie.config import assignments
 from caddie.errors import CheckFailed, UserError
+from caddie.files import check_new_file
 from caddie.report.display import Display
 from caddie.report.tables import score_table, table
 from caddie.runtime.interrupt import ends_on_interrupt
@@ -62,8 +63,8 @@ def verify(
 
     Settings are cap=N and those of score, for another scoring than the artifact's own. Without cap=N, a file in a run
     folder is held against the cap that it was packed for, and any other against the contest's. The probe text is from
-    the held-out documents of --data, which must be proven to be held out, else from those of the run folder that
-    ARTIFACT lies in, else from Python's library.
+    the held-out documents of --data, which must be proven to be held out. Without --data it is from those of the run
+    folder that ARTIFACT lies in, and without such a folder from Python's library.
     """
     from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run_folder import cap_of, corpus_of, is_file_of_result
@@ -140,8 +141,8 @@ def score(
         return distributed.launch(gpus, sys.argv[1:])
     with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
         progress = JsonLines(sys.stderr) if events and ranks.first else display
-        if documents is not None and not documents.absolute().parent.is_dir():
-            raise UserError(f"no folder {documents.parent}; make it, or name another file by --documents")
+        if documents is not None:
+            check_new_file(documents, "--documents")
         loaded = load_artifact(artifact, parts)
         scoring = _changed_recipe(loaded, settings).score
         corpus = open_for_scoring(loaded, data, progress, ranks)

@@ -135,7 +135,7 @@ def make_corpus(
     `unwritten` are split and hashes of the training documents where these are not written, `train_shards` the most
     shards of them that are, if not all.
     """
-    _check_own(folder)
+    check_corpus_folder(folder)
     with making(folder, replaces=True) as partial:
         most: dict[SplitName, int | None] = {"train": train_shards, "validation": None}
         writers = {
@@ -265,7 +265,7 @@ def _compressed(data: bytes) -> dict[str, int] | None:
         return dict(zip(compressors, sizes, strict=True))
 
 
-def _check_own(folder: Path) -> None:
+def check_corpus_folder(folder: Path) -> None:
     """Raise `UserError` for a folder that may not be replaced: it holds other files than a corpus does."""
     if folder.is_dir():
         if foreign := sorted(path.name for path in folder.iterdir() if not any(map(path.match, OWN_FILES))):

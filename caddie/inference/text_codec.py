@@ -156,10 +156,10 @@ def decompress(artifact: Artifact, data: bytes, *, progress: Progress = SILENT) 
     if data.startswith(_NAME) and version.isdigit() and int(version) > VERSION:
         raise UserError(f"the file has format version {int(version)}, this caddie reads {VERSION}; upgrade caddie")
     if data[:start] != _MAGIC or len(data) < _BODY:
-        raise UserError("this is not a file that caddie compressed, or it was cut")
+        raise UserError("this is not a file that caddie compressed, or it was cut; name one of `caddie compress`")
     model = data[start : start + _HASH_BYTES]
     if model != bytes.fromhex(artifact.sha256)[:_HASH_BYTES]:
-        raise UserError(f"this file was compressed with another artifact, whose SHA-256 begins with {model.hex()}")
+        raise UserError(f"another artifact compressed this file; name that whose SHA-256 begins with {model.hex()}")
     body = BytesIO(data[_BODY:])
     mode = _read_number(body)
     text = body.read() if mode == _STORED else _decode(artifact, mode, body, progress)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from caddie.errors import count
+from caddie.errors import UserError, count
 from caddie.files import replacing
 from caddie.lab.findings import findings
 from caddie.lab.from_runs import from_runs
@@ -43,6 +43,11 @@ def write_study_report(folder: Path, *, price: float | None = None) -> list[Path
 
 def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None = None) -> list[Path]:
     """Write the same for finished runs to `out`: runs of one recipe are one label, the first the base."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder with --out")
+    held = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if foreign := sorted(held - {REPORT, "report.md", "results.csv"}):
+        raise UserError(f"{out} holds other files, such as {foreign[0]}; name an empty folder with --out")
     study, rows = from_runs(folders)
     out.mkdir(parents=True, exist_ok=True)
     return _write(out, study, rows, price)

@@ -320,7 +320,7 @@ def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Stu
     base or a difference to it.
     """
     if origin is None and recipe.base is None:
-        raise UserError(f"{recipe.name or 'the recipe'} names no base, so it has no lines to take back")
+        raise UserError(f"{recipe.name or 'the recipe'} has no base, so there is nothing to revert; name one that has")
     lines = recipe.settings.diff((origin or find(recipe.base or "")).settings)
     paths = [path for path in lines if not path.startswith(("train.seconds", "train.steps"))]
     backs = [_taken_back(recipe, lines, path) for path in paths]

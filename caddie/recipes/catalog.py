@@ -81,6 +81,8 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
         hint = suggest(attribute, known)
         if colon:
             raise UserError(f"{path} has no recipe {attribute}{hint}")
+        if name.endswith(".py"):
+            raise UserError(f"{name} is a file; name a recipe in it, as {name}:NAME")
         raise UserError(f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours")
     return known[attribute]
 

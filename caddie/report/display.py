@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TextIO
 
 from caddie.errors import count
@@ -112,7 +113,7 @@ class Display(Progress):
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
         elif not self.quiet:
-            print(line, file=self.stream, flush=True)
+            self._print(line)
 
     def phase(self, name: str) -> None:
         """Begin the phase `name` and end the one before."""
@@ -190,7 +191,7 @@ class Display(Progress):
             self._live.update(self._task, text=line)
         elif self._live is None and self.now() - self._last_line >= SHORTEST_GAP:
             self._last_line = self.now()
-            print(f"      {line}", file=self.stream, flush=True)
+            self._print(f"      {line}")
 
     def _room(self) -> float:
         """Return the characters that a line may have beside its phase and bar; no limit off a terminal."""
@@ -208,7 +209,11 @@ class Display(Progress):
         gap, ends = now - self._last_line, progress >= 1.0 and self._last_tenth < 10
         if ends or (gap >= SHORTEST_GAP and tenth > self._last_tenth) or gap >= LONGEST_GAP:
             self._last_line, self._last_tenth = now, max(tenth, self._last_tenth)
-            print(f"{progress:4.0%}  {line}", file=self.stream, flush=True)
+            self._print(f"{progress:4.0%}  {line}")
+
+    def _print(self, line: str) -> None:
+        with suppress(OSError):  # no work ends because nobody can read of it, as where the disk of a log is full
+            print(line, file=self.stream, flush=True)
 
     def _end_phase(self) -> None:
         if self._live is None or self._task is None:

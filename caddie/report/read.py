@@ -58,9 +58,9 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"no {path}; a report is made from the folder of a finished run") from None
+        raise UserError(f"no {path}; name the folder of a finished run") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
-        todo = "name the folder of its run" if path.suffix == ".caddie" else "run the recipe again"
+        todo = "name the folder of its run" if path.suffix == ".caddie" else "remove it and run the recipe again"
         raise UserError(f"{path} is not JSON; {todo}") from None
     version = pick(result, "version")
     if version != VERSION:

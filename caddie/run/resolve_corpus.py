@@ -12,7 +12,7 @@ from caddie.data.corpus import DOCUMENTS, Corpus, is_corpus
 from caddie.data.documents import HUB, LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
 from caddie.data.manifest import MANIFEST
-from caddie.data.prepare import OWN_SHARDS, prepare, prepare_validation
+from caddie.data.prepare import OWN_SHARDS, check_corpus_folder, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
 from caddie.data.tokenizers import (
@@ -136,9 +136,9 @@ def open_for_scoring(
         )
     if corpus.manifest.train.document_set_sha256 != manifest.train_documents_sha256:
         own = pick(read_json(artifact.path.parent / RECIPE), "corpus")
-        named = f"the run's own is --data {shlex.quote(own)}; of another, " if isinstance(own, str) else ""
+        named = f"score on the run's own, --data {shlex.quote(own)}, or " if isinstance(own, str) else ""
         raise UserError(
-            f"nothing proves that the artifact was not trained on this text; {named}make a corpus that does with: "
+            f"the artifact may have been trained on this text; {named}prove that it was not, with a corpus of: "
             f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
         )
     corpus.check_disjoint()
@@ -215,6 +215,8 @@ def make_corpus(
 
     `tokenizer` names an artifact or a model file to take in place of the recipe's, `column` what holds the text.
     """
+    if out:
+        check_corpus_folder(Path(out))
     if against is not None:
         other = Corpus.load(Path(against))
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()

@@ -66,6 +66,16 @@ def _held(folder: Path) -> set[str]:
     return {name for name in names if not (is_lock(name) or name.startswith(".caddie-"))}
 
 
+def _state(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return name to size and time of change of what is in a folder, without the reason of an earlier failure."""
+    found = {}
+    for name in _held(folder) - {ERROR}:
+        with suppress(FileNotFoundError):
+            state = (folder / name).lstat()
+            found[name] = state.st_size, state.st_mtime_ns
+    return found
+
+
 class Pruned(Exception):
     """A run of a search is ended before its budget. That is no failure."""
 
@@ -76,8 +86,9 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
 
     The first reason stays: what other processes meet after it may come of it. An interrupted run has not failed, nor
     has a process that lost another: that one has said why, or is begun again. A mistake of the user's that is found
-    before the run has written anything leaves nothing.
+    before the run has written anything leaves the folder as it was.
     """
+    before, earlier = _state(folder), (folder / ERROR).read_bytes() if (folder / ERROR).is_file() else None
     if first:
         (folder / ERROR).unlink(missing_ok=True)
     begin = time.monotonic()
@@ -87,7 +98,9 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
         raise
     except Exception as error:
         memory = isinstance(error.__context__, (MemoryError, RuntimeError))  # no mistake, though a `UserError`
-        refused = isinstance(error, UserError) and not memory and not _held(folder)
+        refused = isinstance(error, UserError) and not memory and _state(folder) == before
+        if refused and first and earlier is not None:
+            (folder / ERROR).write_bytes(earlier)
         if not (refused or lost_another(error) or (folder / ERROR).exists()):
             with suppress(OSError, UserError):  # what failed may be the disk
                 write_error(folder, error, phases.current, time.monotonic() - begin)

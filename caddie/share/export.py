@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from caddie.errors import UserError, suggest
-from caddie.files import making, write_json
+from caddie.files import check_new_file, making, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.share.html_page import write_page
 from caddie.share.pull import HUB, artifact_file
@@ -126,7 +126,9 @@ def export(place: Path, form: str, out: Path | None = None) -> Path:
     if form not in FORMATS:
         raise UserError(f"no format {form}; there are {', '.join(FORMATS)}{suggest(form, FORMATS)}")
     path = artifact_file(place)
-    if out is None:
+    if out is not None:
+        check_new_file(out)
+    else:
         of_hub = place.as_posix().startswith(HUB)
         base = Path(place.name.partition("@")[0]) if of_hub else path.with_suffix("")
         out = base.with_name(f"{base.name}.html" if form == "html" else f"{base.name}-{form}")

@@ -12,7 +12,7 @@ from caddie.data.corpus import file_sha256
 from caddie.data.hub import list_files, on_hub
 from caddie.errors import UserError, first_line
 from caddie.report.read import pick, read_object
-from caddie.report.run_files import ARTIFACT, PARTS, RESULT
+from caddie.report.run_files import ARTIFACT, PARTS, RESULT, WEIGHTS
 from caddie.runtime.progress import SILENT
 
 HUB = "hf:"
@@ -37,7 +37,13 @@ def artifact_file(place: Path) -> Path:
     """
     if (name := place.as_posix()).startswith(HUB) and not place.exists():
         return pull(name)
-    return place / ARTIFACT if (place / ARTIFACT).is_file() else place
+    if place.is_dir() and not (place / ARTIFACT).exists():
+        if others := sorted(path.name for path in place.glob(f"*{Path(ARTIFACT).suffix}")):
+            raise UserError(f"{place} has no {ARTIFACT}, but {others[0]}; name {place / others[0]}")
+        trained = (place / WEIGHTS).exists()
+        todo = f"make it with: caddie pack {place}" if trained else "name the folder of a finished run"
+        raise UserError(f"{place} has no {ARTIFACT}; {todo}")
+    return place / ARTIFACT if place.is_dir() else place
 
 
 def pull(place: str) -> Path:

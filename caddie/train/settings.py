@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Literal
@@ -146,7 +147,9 @@ class Train(Config):
                 f"times a multiple of train.sequence_length ({', '.join(f'{length:,}' for length in lengths)})"
             )
         if self.micro_batches % world:
-            raise UserError(f"train.micro_batches ({self.micro_batches}) must be a multiple of the {world} processes")
+            least = f"set train.micro_batches={math.lcm(self.micro_batches, world)}"
+            text = f"train.micro_batches ({self.micro_batches}) must be a multiple of the {world} processes"
+            raise UserError(f"{text}; {least} or take another number of processes")
         for batch in batches:
             if batch % (tokens * world):
                 raise UserError(

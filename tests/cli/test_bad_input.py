@@ -218,6 +218,13 @@ WORDS = [
     Case("seconds of words", lambda b: b.run("--seconds", "abc"), "'--seconds': 'abc' is not a number; see"),
     Case("seed below zero", lambda b: b.run("--seed", "-1"), "'--seed': -1 is not in the range"),
     Case("seconds not a number", lambda b: b.run("--seconds", "nan"), "train.seconds must be a number, not NaN"),
+    Case(
+        "seconds twice",
+        lambda b: b.run("--seconds", "5", "train.seconds=9"),
+        "train.seconds is set twice, by --seconds",
+    ),
+    Case("shards of nothing", lambda b: ["data", "--shards", "3", "text"], "are for --fineweb; add --fineweb VARIANT"),
+    Case("recipe without its name", lambda b: ["run", b.write("mine.py", "")], "is a file; name a recipe in it, as"),
     Case("no processes", lambda b: b.run("--gpus", "0"), "'--gpus': 0 is not in the range"),
     Case(
         "micro-batches", lambda b: b.run("--gpus", "2"), "train.micro_batches (1) must be a multiple of the 2 processes"
@@ -230,7 +237,7 @@ WORDS = [
     Case(
         "documents nowhere",
         lambda b: [*b.score(b.tiny.corpus), "--documents", "none/documents.csv"],
-        "no folder none; make it, or name another file by --documents",
+        "no folder none; make it, or name another file with --documents",
     ),
     Case("unknown path", lambda b: b.run("model.widht=64"), "no setting model.widht (did you mean model.width?)"),
     Case("no equals sign", lambda b: b.run("model.width"), "'model.width' is not a setting; write PATH=VALUE"),
@@ -321,7 +328,7 @@ WORDS = [
     Case(
         "no such variant", lambda b: ["data", "--fineweb", "sp9999"], "no variant sp9999; there are byte260, sp1024, "
     ),
-    Case("a place for nothing", lambda b: ["data", "--local", "here"], "say where --fineweb fetches from"),
+    Case("a place for nothing", lambda b: ["data", "--local", "here"], "are for --fineweb; add --fineweb VARIANT"),
     Case(
         "two places",
         lambda b: ["data", "--fineweb", "sp1024", "--local", "here", "--revision", "main"],
@@ -490,13 +497,15 @@ CORPORA = [
 SCORING = [
     Case("foreign text", lambda b: b.score(b.write("a.txt", TEXT)), "caddie data TEXT --tokenizer"),
     Case(
-        "training text alone", lambda b: b.score(b.write("a.txt", b.tiny.text.read_bytes()[:80_000])), "own is --data"
+        "training text alone",
+        lambda b: b.score(b.write("a.txt", b.tiny.text.read_bytes()[:80_000])),
+        "own, --data",
     ),
     Case("no training split", lambda b: b.score(b.manifest(put(None, "train"))), "manifest.train must have exactly"),
     Case(
         "unproven corpus",
         lambda b: b.score(b.manifest(put("0" * 64, "train", "document_set_sha256"))),
-        "nothing proves that the artifact was",
+        "the artifact may have been trained on this text; ",
     ),
     Case(
         "tokenizer of another",
@@ -540,7 +549,11 @@ RUNS = [
     Case("compare nothing", lambda b: ["pack", "none", "--compare"], "none is not a run folder"),
     Case("corpus gone", lambda b: b.recipe(put("gone", "corpus")), "no corpus in gone"),
     Case("no result", lambda b: ["report", b.folder("result.json", None)], "no kept/result.json"),
-    Case("report of a file", lambda b: ["report", b.write("a.txt", "")], "no a.txt/result.json; a report is made from"),
+    Case(
+        "report of a file",
+        lambda b: ["report", b.write("a.txt", "")],
+        "no a.txt/result.json; name the folder",
+    ),
     Case("result broken", lambda b: ["report", b.folder("result.json", half)], "kept/result.json is not JSON"),
     Case(
         "result empty",
@@ -588,7 +601,29 @@ ARTIFACTS = [
     Case(
         "artifact a folder",
         lambda b: ["sample", "."],
-        "it is not a regular file but a folder; name an artifact, as RUN/artifact.caddie",
+        "has no artifact.caddie; name the folder of a finished run",
+    ),
+    Case(
+        "artifact of a run not packed", lambda b: ["sample", b.folder("result.json", None)], "make it with: caddie pack"
+    ),
+    Case(
+        "compress to nowhere", lambda b: b.compress("a.txt", "--out", "none/a.cz"), "no folder none; make it, or name"
+    ),
+    Case(
+        "pack onto a file",
+        lambda b: ["pack", str(b.tiny.folder), "--out", b.write("mine.caddie", "")],
+        "mine.caddie exists; name another file with --out",
+    ),
+    Case(
+        "documents onto a file",
+        lambda b: [*b.score(b.tiny.corpus), "--documents", b.write("mine.csv", "")],
+        "mine.csv exists; name another file with --documents",
+    ),
+    Case("corpus onto a file", lambda b: b.data("--out", b.write("mine.txt", "")), "mine.txt is a file; name a folder"),
+    Case(
+        "report among files of another",
+        lambda b: ["report", str(b.tiny.folder), "more", "--out", b.folder("result.json", None)],
+        "kept holds other files, such as",
     ),
     Case("text to compress a device", lambda b: b.compress("/dev/zero"), "/dev/zero: cannot be read (not a regular"),
     Case("text to compress a pipe", lambda b: b.compress(b.pipe("pipe")), "pipe: cannot be read (not a regular file)"),

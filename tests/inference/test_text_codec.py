@@ -199,7 +199,7 @@ def test_a_tokenizer_that_loses_text_still_gives_it_back(real_data: Path) -> Non
 
 def test_another_artifact_is_refused(small: Artifact) -> None:
     packed = compress(small, [TEXT[:9]])
-    with pytest.raises(UserError, match="another artifact, whose SHA-256 begins with 0000000000000000"):
+    with pytest.raises(UserError, match="name that whose SHA-256 begins with 0000000000000000"):
         decompress(artifact_of(ByteTokenizer(), seed=1, steps=0), packed)
 
 

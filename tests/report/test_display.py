@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -93,6 +94,21 @@ def test_tables_say_that_a_tokenizer_is_lossy() -> None:
         result["corpus"]["changed_documents"] = count
         told = " ".join(result_table(result).splitlines()[1:3])
         assert told.strip() == f"Its tokenizer is lossy: of {words} it charges for other text than it counts."
+
+
+class Full(io.StringIO):
+    """A stream to a disk without room."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_work_goes_on_where_its_lines_cannot_be_written() -> None:
+    with Display(stream=Full()) as display:
+        display.phase("train")
+        display.note("a line")
+        for event in make_events():
+            display.step(event)
 
 
 def test_a_busy_machine_is_told() -> None:

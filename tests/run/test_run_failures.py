@@ -64,7 +64,10 @@ def test_a_command_that_is_refused_leaves_no_folder(
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text("{}")  # of a run that had begun
     assert caddie(*arguments).status == 2
-    assert json.loads((folder / "error.json").read_text())["phase"] == "prepare"
+    assert [path.name for path in folder.iterdir()] == ["recipe.json"], "that run stays as it was"
+    (folder / "error.json").write_text('{"state": "failed"}')
+    assert caddie(*arguments).status == 2
+    assert (folder / "error.json").read_text() == '{"state": "failed"}'
 
 
 @pytest.mark.parametrize("verb", ["run", "train"])

@@ -227,7 +227,8 @@ def test_what_cannot_be_exported_is_one_line(tiny_run: TinyRun, tmp_path: Path) 
     for words, message in (
         ([tiny_run.artifact, "--to", "gguf"], f"no format gguf; there are {', '.join(FORMATS)}"),
         ([tmp_path / "none", "--to", "safetensors"], "No such file"),
-        ([tiny_run.artifact, "--to", "safetensors", "--out", tiny_run.text / "x"], "cannot be written"),
+        ([tiny_run.artifact, "--to", "safetensors", "--out", tiny_run.text / "x"], "make it, or name another file"),
+        ([tiny_run.artifact, "--to", "html", "--out", tiny_run.text], "exists; name another file with --out"),
     ):
         ended = call("export", *words)
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1)

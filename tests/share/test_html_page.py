@@ -33,7 +33,8 @@ from caddie.score import Scoring, Text, score
 from caddie.share import program as program_module
 from caddie.share.export import export
 
-DOCUMENT = (Path(__file__).resolve().parent.parent.parent / "README.md").read_bytes()
+DOCUMENT = (Path(__file__).resolve().parent.parent / "golden" / "recipes_before_0.2.json").read_bytes()[:3000]
+"""A text that stays: with other words the model of the test ends its text before the page has written 40 tokens."""
 LEFT_OUT = {
     **dict.fromkeys(("random_maps", "random_mlps"), "RandomMap"),
     **dict.fromkeys(("mudd", "last_layer_mudd"), "dense_connections"),

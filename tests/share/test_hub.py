@@ -182,7 +182,7 @@ def test_what_cannot_be_pushed_is_one_line(
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1)
         return ended.err
 
-    assert "from the folder of a finished run" in line(tmp_path)
+    assert "name the folder of a finished run" in line(tmp_path)
     for name, edit, message in (
         ("artifact.caddie", b"x", "is not the file that"),
         ("recipe.json", b"{}", "is missing or damaged"),
