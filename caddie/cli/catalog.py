@@ -28,7 +28,7 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @click.option("--local", metavar="DIR", help="Read a copy of the repository on disk instead.")
 @click.option("--tokenizer", metavar="FILE", help="An artifact or a model file, in place of data.tokenizer.")
 @click.option("--column", metavar="NAME", help="Column of Parquet, or key of JSON lines, with the text, if not text.")
-@click.option("--against", metavar="CORPUS", help="Drop documents that this corpus trains on; hold out all others.")
+@click.option("--against", metavar="CORPUS", help="Leave out documents that CORPUS trains on; hold out all others.")
 @options("out", "json", "quiet")
 @ends_on_interrupt
 def data(

@@ -16,7 +16,7 @@ from caddie.report.display import Display
 @settings_argument
 @options("seconds", "gpus")
 @click.option("--price", type=Finite(0), help="Price of this machine per hour, to estimate the cost.")
-@click.option("--quick", is_flag=True, help="Time no steps; estimate from a reference rate if there is one.")
+@click.option("--quick", is_flag=True, help="Skip timing; estimate from a published speed where one is known.")
 @options("parts", "json", "quiet")
 def doctor(
     recipe: str,

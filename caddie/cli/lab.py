@@ -72,7 +72,7 @@ class TwoGroups(click.Command):
 )
 @options("json")
 def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> None:
-    """Test if recipe B beats A, by runs of several seeds each.
+    """Test if the runs RUN, of recipe B, beat those after --against, of recipe A. Each has several seeds.
 
     RUN is a run folder or its result.json, as in: caddie compare runs/b-* --against runs/a-*
 

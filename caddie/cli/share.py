@@ -141,8 +141,8 @@ def submit(runs: tuple[Path, ...], out: Path, as_json: bool, quiet: bool, **abou
 
     RUN is the folder of a finished run; all are of one recipe, each has another seed. The folder gets README.md,
     submission.json, requirements.txt, a log for each seed and one script, train_gpt.py, that trains, packs and
-    scores without caddie. Each artifact is scored again where the run's text is there; a result that says otherwise
-    is refused.
+    scores without caddie. Each artifact is scored again where the run's text is there; if the new score
+    differs from that of result.json, nothing is written.
     """
     from caddie.submit.runs import NON_RECORD
     from caddie.submit.submit import submit as write_submission
