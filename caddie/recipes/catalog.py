@@ -82,7 +82,7 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
         if colon:
             raise UserError(f"{path} has no recipe {attribute}{hint}")
         if name.endswith(".py"):
-            raise UserError(f"{name} is a file; name a recipe in it, as {name}:NAME")
+            raise UserError(f"{name} names a file; name a recipe in it, as {name}:NAME")
         raise UserError(f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours")
     return known[attribute]
 

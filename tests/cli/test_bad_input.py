@@ -224,7 +224,7 @@ WORDS = [
         "train.seconds is set twice, by --seconds",
     ),
     Case("shards of nothing", lambda b: ["data", "--shards", "3", "text"], "are for --fineweb; add --fineweb VARIANT"),
-    Case("recipe without its name", lambda b: ["run", b.write("mine.py", "")], "is a file; name a recipe in it, as"),
+    Case("recipe without its name", lambda b: ["run", b.write("mine.py", "")], "names a file; name a recipe in it, as"),
     Case("no processes", lambda b: b.run("--gpus", "0"), "'--gpus': 0 is not in the range"),
     Case(
         "micro-batches", lambda b: b.run("--gpus", "2"), "train.micro_batches (1) must be a multiple of the 2 processes"
