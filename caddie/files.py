@@ -162,7 +162,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_new_file(path: Path, option: str = "--out") -> None:
-    """Raise `UserError` before the work whose result `path`, named by `option`, could not take."""
+    """Raise `UserError` if `path`, which `option` names, exists or has no folder: before the work, not after it."""
     if os.path.lexists(path):
         raise UserError(f"{path} exists; name another file with {option} or remove it")
     if not path.absolute().parent.is_dir():

@@ -212,7 +212,7 @@ class Display(Progress):
             self._print(f"{progress:4.0%}  {line}")
 
     def _print(self, line: str) -> None:
-        with suppress(OSError):  # no work ends because nobody can read of it, as where the disk of a log is full
+        with suppress(OSError):  # a run goes on where the disk of its log is full
             print(line, file=self.stream, flush=True)
 
     def _end_phase(self) -> None:
