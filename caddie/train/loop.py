@@ -116,6 +116,7 @@ def train(
         run.restore()
         if run.at.progress >= 1.0:
             log.note(f"training is done, at step {run.at.step:,}")
+            run.forecast.forecaster = None  # the log has its last, from gradients that are gone
         compiled, recorded = trainer.compiled, trainer.recordings is not None
         chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}
         begun = {"event": "start", "step": run.at.step, "seconds": run.at.seconds}

@@ -204,7 +204,7 @@ def test_the_clock_hardly_notices() -> None:
 
 
 def go(folder: Path, settings: Pack | None) -> tuple[Trained, list[dict[str, Any]]]:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     events: list[dict[str, Any]] = []
     forecaster = Forecaster(TINY, settings, file_bytes) if settings else None
     trained = train(
@@ -232,6 +232,8 @@ def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
     (note,) = [event["text"] for event in events if event["event"] == "note"]
     assert note.startswith("the artifact would be over the cap by about")
     assert "pack.quantizers" in note
+    _, again = go(tmp_path / "a", settings)
+    assert [event["text"] for event in again] == ["training is done, at step 10"], "no forecast without its gradients"
     without, nothing = go(tmp_path / "b", None)
     assert not nothing
     assert all(torch.equal(without.last[name], trained.last[name]) for name in without.last)
