@@ -164,7 +164,7 @@ def test_ablation_takes_back_each_line_and_every_entry_is_possible() -> None:
     assert any(len(entry.diff) > 1 for entry in one.entries.values()), "depth fits only with its layers"
     for label in one.labels:
         check_recipe(one.recipe(label))
-    with pytest.raises(UserError, match="names no base"):
+    with pytest.raises(UserError, match="has no base"):
         ablate(Recipe(name="lonely"))
 
 
