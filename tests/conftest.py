@@ -224,7 +224,7 @@ def fresh(
 ) -> dict[str, Any]:
     """Score in this process, for runs whose point is not that the file stands alone."""
     files = [*(f"--parts={path}" for path in parts), *([f"--documents={documents}"] if documents else [])]
-    ended = call("score", artifact, "--data", corpus, *files, "--quiet", "--json")
+    ended = call("score", artifact, "--data", corpus, *files, "--events", "--json")
     if ended.status > 128:  # a signal that was meant for this process
         signal.raise_signal(ended.status - 128)
     if ended.status and not ended.out:

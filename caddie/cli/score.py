@@ -141,7 +141,7 @@ def score(
         return distributed.launch(gpus, sys.argv[1:])
     with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
         progress = JsonLines(sys.stderr) if events and ranks.first else display
-        if documents is not None:
+        if documents is not None and not events:  # a run that goes on writes its own anew
             check_new_file(documents, "--documents")
         loaded = load_artifact(artifact, parts)
         scoring = _changed_recipe(loaded, settings).score
