@@ -80,12 +80,7 @@ def options(*names: str) -> Decorator:
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", type=_PATH, help="Folder to write to."),
-        "gpus": click.option(
-            "--gpus",
-            type=click.IntRange(1),
-            default=1,
-            help="Number of processes; each takes one GPU if there are GPUs.",
-        ),
+        "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, each on a GPU if any."),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         "parts": click.option(
             "--parts",

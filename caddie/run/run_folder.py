@@ -99,10 +99,10 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
     except Exception as error:
         memory = isinstance(error.__context__, (MemoryError, RuntimeError))  # no mistake, though a `UserError`
         refused = isinstance(error, UserError) and not memory and _state(folder) == before
-        if refused and first and earlier is not None:
-            (folder / ERROR).write_bytes(earlier)
-        if not (refused or lost_another(error) or (folder / ERROR).exists()):
-            with suppress(OSError, UserError):  # what failed may be the disk
+        with suppress(OSError, UserError):  # what failed may be the disk
+            if refused and first and earlier is not None:
+                (folder / ERROR).write_bytes(earlier)
+            elif not (refused or lost_another(error) or (folder / ERROR).exists()):
                 write_error(folder, error, phases.current, time.monotonic() - begin)
         raise
 

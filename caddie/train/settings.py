@@ -147,9 +147,8 @@ class Train(Config):
                 f"times a multiple of train.sequence_length ({', '.join(f'{length:,}' for length in lengths)})"
             )
         if self.micro_batches % world:
-            least = f"set train.micro_batches={math.lcm(self.micro_batches, world)}"
             text = f"train.micro_batches ({self.micro_batches}) must be a multiple of the {world} processes"
-            raise UserError(f"{text}; {least} or take another number of processes")
+            raise UserError(f"{text}; {math.lcm(self.micro_batches, world)} is one")
         for batch in batches:
             if batch % (tokens * world):
                 raise UserError(

@@ -1,4 +1,4 @@
-"""What public systems 001 to 003 say did and did not work, at equal seconds on their twins.
+"""Claims of public systems 001 to 003, asked again of their twins at equal seconds.
 
 Every entry is a whole recipe: the twin of a system, set against the contest's baseline, or that twin with one change,
 set against the twin. The systems judged by what a run learns in its time, and so does this study; but a CPU's times are
@@ -76,7 +76,7 @@ def whole(seed: Recipe, base: Recipe, claim: Claim | None = None, why: str = "")
 
 
 def twin_of(recipe: Recipe, diff: Diff, suffix: str) -> Diff:
-    """What a change of a seed at full size changes in its twin."""
+    """Return the changes of a twin for a change of its system at full size."""
     before, after = (mini(one) if suffix == "mini" else at_scale(one, suffix, 1) for one in (recipe, recipe.but(diff)))
     return before.settings.diff(after.settings)
 

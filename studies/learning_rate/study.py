@@ -33,7 +33,7 @@ WARMDOWNS = (0.09, 0.27, 0.75)
 
 
 def label(rate: float, warmdown: float) -> str:
-    """What an entry is called; the baseline's own rate and warm-down are the base."""
+    """Return the name of an entry; the baseline's own rate and warm-down are the base."""
     return BASE if (rate, warmdown) == (RATES[1], WARMDOWNS[0]) else f"rate {rate}, warm-down {warmdown}"
 
 

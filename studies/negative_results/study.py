@@ -103,7 +103,7 @@ _LATE = {"train.qat.matrix": StraightThrough(quantizer=Rows(bits=6, scale=Percen
 
 
 def tried(label: str, suffix: str) -> Diff:
-    """What the twin of one of the system's experiments changes in the twin of its base."""
+    """Return the changes of an experiment's twin to the twin of its base."""
     return find(f"parallel_muon_{suffix}").settings.diff(find(f"public_000:{label}_{suffix}").settings)
 
 
@@ -113,7 +113,7 @@ def worse(difference: float, note: str = "") -> Claim:
 
 
 def same(difference: float | None, note: str = "") -> Claim:
-    """What the seed calls no gain, its difference being that of seeds."""
+    """Return a claim of no gain: the system found no more than the difference of random seeds."""
     return Claim(word="same", difference=difference, source=SOURCE, note=note)
 
 
