@@ -326,11 +326,17 @@ def _bytes(case: ProbeCase) -> Found:
     evidence = f"{actual:,} bytes in {len(documents)} texts, by token as by decoding"
     if table != actual:
         evidence += f"; the contest's table would count {table:,}"
+    passed, loss = check_loss(changed, sum(map(len, case.documents)))
+    return passed, evidence + loss
+
+
+def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int) -> tuple[bool, str]:
+    """Check what texts of `total` bytes lose; those that came back `changed` are pairs of source and what came back."""
     if not changed:
-        return True, evidence
+        return True, ""
     lossy = f"{len(changed)} documents do" if len(changed) > 1 else "1 document does"
-    evidence += f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
-    total, lost = sum(map(len, case.documents)), _restoring_bytes(changed)
+    evidence = f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
+    lost = _restoring_bytes(changed)
     per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
     if lost <= _MOST_LOST / 8 * total + _TEXT_BYTES:
         return True, f"{evidence}; it takes some {per_byte}"

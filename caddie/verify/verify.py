@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import random
 import secrets
-import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,6 @@ import numpy as np
 import torch
 
 from caddie.data.corpus import Corpus, file_sha256, read_hashes
-from caddie.data.shards import Tokens, split_documents
-from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
@@ -29,6 +24,7 @@ from caddie.report.verification import passed
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, JsonLines, Progress, json_line, relay
 from caddie.score import Scoring, check_windows
+from caddie.verify.held_out_tokens import check_comes_back, check_vocabulary
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.near_copies import check_near_copies
 from caddie.verify.probe_case import LEAST_WHOLE, Effort, probe_case_of, sized_case, with_whole_text
@@ -46,11 +42,6 @@ _SELF_TEST = Effort(places=32, found=0.0, seconds=5.0)
 """The examples are no rare leaks."""
 _OWN = Effort(seconds=8.0)
 """For caddie's own scoring, in which a leak is a mistake and no cheat: most runs would else wait for this."""
-VOCABULARY = "held-out text is not in the vocabulary"
-_DOCUMENTS, _LEAST_TOKENS = 2000, 32
-"""Documents of each kind that are looked at, and tokens that each has."""
-_LONGER, _CHANCE = 1.25, 1e-6
-"""Ratio of bytes a token, and probability of such ranks, beyond which this is no chance."""
 _COMMAND = "from caddie.verify.verify import main; main()"
 _KNOWN_BAD = "known_bad:"
 _LINES = {json_line("step", probe_event(name)) for name in PROBES}
@@ -108,8 +99,14 @@ def verify(
         corpus.check_counts()
         documents = _held_out_documents(corpus)
         hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
-        checks.append(Check(HELD_OUT, *check_disjoint(*hashes)))
-        checks += _vocabulary(artifact.tokenizer, corpus)
+        passed, evidence = check_disjoint(*hashes)
+        vocabulary = check_vocabulary(artifact.tokenizer, corpus)
+        if not vocabulary:
+            evidence += "; the training text is not here, so its near copies and the vocabulary are not looked at"
+        checks.append(Check(HELD_OUT, passed, evidence))
+        if corpus.manifest.byte_source == "documents":
+            checks.append(check_comes_back(artifact.tokenizer, documents, secrets.randbits(32)))
+        checks += vocabulary
         checks += check_near_copies(artifact.tokenizer, corpus, secrets.randbits(32), progress)
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     too_short = not long_enough(artifact.tokenizer, excerpts(documents, chosen, seed))
@@ -153,38 +150,6 @@ def _held_out_documents(corpus: Corpus) -> list[bytes]:
     tokenizer, tokens = corpus.tokenizer(), corpus.validation_tokens()[: 1 << 16]
     documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.bos))
     return [text for text in map(tokenizer.decode, documents) if text]
-
-
-def _vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
-    """Check that the tokenizer does not spell held-out text in longer tokens than training text.
-
-    A split by chance makes documents of both alike, so ranks decide (Mann and Whitney 1947), and means by a quarter,
-    since a split may be by other things too. No check without training shards, or documents of
-    `_LEAST_TOKENS` tokens in both.
-    """
-    try:
-        train_shards = corpus.train_shards()
-    except UserError:  # scoring needs the held-out part alone, and only that may be here
-        return []
-    sizes = np.array([len(piece) for piece in tokenizer.token_bytes])
-
-    def lengths(shards: Sequence[Tokens]) -> list[float]:
-        documents = islice(split_documents(shards, tokenizer.bos), _DOCUMENTS)
-        return [float(sizes[ids[1:]].mean()) for ids in documents if len(ids) > _LEAST_TOKENS]
-
-    held_out, train = lengths([corpus.validation_tokens()]), lengths(train_shards)
-    if not held_out or not train:
-        return []
-    from scipy.stats import mannwhitneyu  # not above: it takes half a second
-
-    found, usual = statistics.fmean(held_out), statistics.fmean(train)
-    p = float(mannwhitneyu(held_out, train, alternative="greater").pvalue)
-    least = 1 / math.comb(len(held_out) + len(train), len(held_out))  # of few documents p is an approximation
-    longer = found > _LONGER * usual and max(p, least) < _CHANCE
-    evidence = (
-        f"{found:.2f} bytes a token in {len(held_out):,} held-out documents, {usual:.2f} in {len(train):,} others"
-    )
-    return [Check(VOCABULARY, not longer, evidence)]
 
 
 def _probe_in_sandbox(

@@ -171,6 +171,13 @@ def test_the_tokenizer_of_an_artifact_is_made_a_source_again(
     assert corpora._given_tokenizer(Path(source.path)).sha256 == tokenizer.sha256  # type: ignore[attr-defined]
 
 
+def test_a_pattern_that_leaves_text_out_is_refused(folder: Path) -> None:
+    words = TiktokenFile(path=str(folder / "tiktoken.tiktoken"), pattern="[a-z]+").build(262, list)
+    assert words.decode(words.encode(b"the")) == b"the"
+    with pytest.raises(UserError, match="leaves out parts of the text"):
+        words.encode(b"the cat")
+
+
 def test_ids_are_those_of_the_library(tokenizers: dict[str, Tokenizer], folder: Path) -> None:
     texts = [text for text in (*TEXT, "a the\nmat </s>") if "<" not in text]
     for name in MADE:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +47,6 @@ from caddie.verify.probe_text import (
 )
 from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, check_disjoint, probe_event, run_probes
 from caddie.verify.sandbox import Outcome
-from caddie.verify.verify import _vocabulary
 
 verification = import_module("caddie.verify.verify")
 
@@ -451,41 +450,6 @@ def test_windows_of_one_token_do_not_spare_a_scorer_the_later_probes(artifact: A
     single = case(artifact, artifact.scoring.but(sequence_length=1, stride=1))
     assert max(window.end - window.start for window in single.base.windows) == 1
     assert "charged tokens alone" not in checked(single, "no look-ahead").evidence
-
-
-@pytest.mark.parametrize(
-    ("held_out", "train", "passes"),
-    [
-        ([b"\x01abcd" * 40] * 8, [b"\x01abcd" * 40] * 40, True),
-        ([b"\x01ABCD" * 40] * 8, [b"\x01abcd" * 40] * 40, False),
-        ([b"\x01ABCD" * 40] + [b"\x01abcd" * 40] * 7, [b"\x01abcd" * 40] * 40, True),  # one document is chance
-        ([b"\x01ABCD" * 40], [b"\x01abcd" * 40] * 5, True),
-        ([b"\x01ABCD"] * 8, [b"\x01abcd" * 40] * 40, None),
-    ],
-)
-def test_held_out_text_in_the_vocabulary_is_found(
-    held_out: list[bytes], train: list[bytes], passes: bool | None
-) -> None:
-    """Capitals are the first bytes of long pieces, and training text has none."""
-
-    tokenizer = ByteTokenizer()
-    tokenizer.token_bytes = tuple(piece * 8 if piece.isupper() else piece for piece in tokenizer.token_bytes)
-
-    def shard(documents: list[bytes]) -> Any:
-        return np.concatenate([[tokenizer.bos, *tokenizer.encode(text)] for text in documents]).astype(np.uint16)
-
-    corpus: Any = SimpleNamespace(
-        train_shards=lambda: [shard(train)],
-        validation_tokens=lambda: shard(held_out),
-    )
-    assert [check.passed for check in _vocabulary(tokenizer, corpus)] == ([] if passes is None else [passes])
-
-
-def test_a_corpus_without_its_training_shards_has_no_vocabulary_to_compare() -> None:
-    def missing() -> None:
-        raise UserError("gone")
-
-    assert _vocabulary(ByteTokenizer(), cast(Any, SimpleNamespace(train_shards=missing))) == []
 
 
 def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:

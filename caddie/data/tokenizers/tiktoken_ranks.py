@@ -1,4 +1,7 @@
-"""Tokenizers of tiktoken: merges of bytes by rank, and a pattern that cuts text into words. They lose nothing."""
+"""Tokenizers of tiktoken: merges of bytes by rank, and a pattern that cuts text into words.
+
+They lose nothing: the library skips text that the pattern does not match, and such a pattern is refused.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class TiktokenTokenizer(TextTokenizer):
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
         with library_errors("these ranks cannot encode the text"):
-            return [np.array(ids, np.uint16) for ids in self._library.encode_ordinary_batch(texts)]
+            found = [np.array(ids, np.uint16) for ids in self._library.encode_ordinary_batch(texts)]
+        if any(self._lengths[ids].sum() != len(text.encode()) for text, ids in zip(texts, found, strict=True)):
+            raise UserError("the pattern of these ranks leaves out parts of the text; take one that matches all of it")
+        return found
 
     def serialize(self) -> bytes:
         """Return pattern and ranks."""
