@@ -98,9 +98,10 @@ def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
         now = {**study["described"], "command": described["command"]}
         assert described == _known(now, described), "it changed after it was run"
         labels = study["shown"].items()
-        assert [(row["label"], row["seed"]) for row in rows] == [
-            (label, seed) for label, _ in labels for seed in described["seeds"]
-        ]
+        found = [(row["label"], row["seed"]) for row in rows]
+        planned = [(label, seed) for label, _ in labels for seed in described["seeds"]]
+        assert found == [run for run in planned if run in found]
+        assert {(label, seed) for label, seed in planned if seed <= 3} <= {*found}, "later seeds may be under way"
         assert all(row["diff"] == study["shown"][row["label"]] for row in rows)
         done = [row for row in rows if row["state"] == "finished"]
         assert len({SAME_SCORER.get(row["scorer_sha256"], row["scorer_sha256"]) for row in done}) == 1

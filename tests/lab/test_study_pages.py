@@ -93,6 +93,17 @@ def test_hours_come_from_the_estimate_and_figures_from_rows_at_scale(folder: Pat
     assert "The claims: 0 runs left, 0 core hours, by 1 estimate." in page
 
 
+def test_a_claim_counts_as_run_with_three_of_more_seeds(folder: Path) -> None:
+    shutil.copytree(folder / "learning_rate", folder / "learning_rate" / "scale")
+    path = folder / "learning_rate" / "scale" / STUDY
+    study = json.loads(path.read_text())
+    path.write_text(json.dumps({**study, "seeds": [*study["seeds"], 8, 9]}))
+    assert "6 of 6 were run, 5 are decided" in claims_page(folder)
+    rows = path.with_name(RESULTS)
+    rows.write_text("".join(line for line in rows.read_text().splitlines(True) if json.loads(line)["seed"] < 3))
+    assert "0 of 6 were run" in claims_page(folder)
+
+
 def test_parts_of_studies_are_no_studies_of_the_page(folder: Path) -> None:
     before = costs_page(folder)
     shutil.copytree(folder / "learning_rate", folder / "learning_rate" / "fraction-0.1")
