@@ -33,6 +33,7 @@ from caddie.verify import cheats
 from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
 from caddie.verify.changes import Change, settled
 from caddie.verify.cheating_scorers import CheatScorer
+from caddie.verify.held_out_tokens import COMES_BACK
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
 from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of
 from caddie.verify.probe_text import (
@@ -542,8 +543,10 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = import_module("caddie.verify.verify")
-    corpus: Any = SimpleNamespace(check_counts=lambda: None, folder=None)
-    for name in ("_vocabulary", "check_near_copies"):
+    corpus: Any = SimpleNamespace(
+        check_counts=lambda: None, folder=None, manifest=SimpleNamespace(byte_source="shards")
+    )
+    for name in ("check_vocabulary", "check_near_copies"):
         monkeypatch.setattr(module, name, lambda *given: [])
     monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
@@ -630,6 +633,7 @@ def test_verify_tries_everything_on_held_out_text(
     assert set(names) == {
         *PROBES.keys() - {FAR},
         *("file is intact", "file is under the cap", "parameter count is as stated", "runs in a sandbox"),
+        COMES_BACK,
     }
     held_out = next(check for check in facts["checks"] if check["name"] == "held-out text was not trained on")
     documents = Corpus.load(tiny_run.corpus).manifest
