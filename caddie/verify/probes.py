@@ -330,7 +330,7 @@ def _bytes(case: ProbeCase) -> Found:
     return passed, evidence + loss
 
 
-def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, most: float = _MOST_LOST) -> tuple[bool, str]:
+def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, slack: int = _TEXT_BYTES) -> tuple[bool, str]:
     """Check what texts of `total` bytes lose; those that came back `changed` are pairs of source and what came back."""
     if not changed:
         return True, ""
@@ -338,9 +338,9 @@ def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, most: float =
     evidence = f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
     lost = _restoring_bytes(changed)
     per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
-    if lost <= most / 8 * total + _TEXT_BYTES:
+    if lost <= _MOST_LOST / 8 * total + slack:
         return True, f"{evidence}; it takes some {per_byte}"
-    other = f"and {most} are allowed: this scores another text; SentencePieceBPE loses none"
+    other = f"and {_MOST_LOST} are allowed: this scores another text; SentencePieceBPE loses none"
     return False, f"{evidence}; it takes {per_byte}, {other}"
 
 

@@ -102,6 +102,8 @@ def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
         planned = [(label, seed) for label, _ in labels for seed in described["seeds"]]
         assert found == [run for run in planned if run in found]
         assert {(label, seed) for label, seed in planned if seed <= 3} <= {*found}, "later seeds may be under way"
+        left = f"Not run yet: {len(planned) - len(found)} of {len(planned)} planned runs"
+        assert (len(found) < len(planned)) == (left in (folder / "report.md").read_text())
         assert all(row["diff"] == study["shown"][row["label"]] for row in rows)
         done = [row for row in rows if row["state"] == "finished"]
         assert len({SAME_SCORER.get(row["scorer_sha256"], row["scorer_sha256"]) for row in done}) == 1
