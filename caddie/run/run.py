@@ -42,7 +42,7 @@ from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
 from caddie.train.stage_memory import check_stages
 from caddie.verify import verify
-from caddie.verify.audited_score import score_audited
+from caddie.verify.audited_score import is_readable, score_audited
 
 
 def run(
@@ -187,7 +187,7 @@ def score_artifact(
     `scoring` replaces the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks`
     score together, and the first writes the bytes and bits of each document to the file `documents`, if given. A scorer
     of whole windows is audited, for as long as its score took or for `audit_seconds`: `CheckFailed` if it uses tokens
-    before they are charged, and `audited` is False if the audit could decide too little.
+    before they are charged, and `audited` is False if the audit could decide too little or the scorer read the text.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     predictions = len(text.tokens) - 1
@@ -202,6 +202,9 @@ def score_artifact(
         scores, audit = score_audited(artifact, text, chosen, scorer, progress, ranks, audit_seconds)
         notes.append(audit.evidence)
         audited = audit.decided
+        if is_readable(corpus.manifest.source):
+            audited = False
+            notes.append("The scorer can read this text in its sandbox, so the score says nothing; name another text.")
     corpus.check_unchanged()
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     if documents is not None and ranks.first:

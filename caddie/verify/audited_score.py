@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from caddie.data.documents import LIBRARY_TEXT
 from caddie.data.tokenizers import Ids
 from caddie.errors import CheckFailed
 from caddie.pack.artifact import Artifact
@@ -19,6 +21,7 @@ from caddie.verify.black_box import CountingScorer, LoopScorer
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import DRAWN, PROBES
 from caddie.verify.remote_scorer import RemoteTokens, open_scorer, scorer_server
+from caddie.verify.sandbox import runtime_paths
 from caddie.verify.whole_text import WholeText, audit
 
 _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
@@ -88,6 +91,11 @@ def score_audited(
         raise CheckFailed(f"{name}: {evidence}")
     said = f"Audit of the scorer: {evidence}. {drawn}".strip()
     return scores, Audit(isolated and passed is not None, f"{said} {isolation}")
+
+
+def is_readable(source: str) -> bool:
+    """Return True if the sandbox holds a corpus's text, by its `source`: Python's library, or a package's files."""
+    return source.startswith(LIBRARY_TEXT) or any(map(Path(source).is_relative_to, runtime_paths()))
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:

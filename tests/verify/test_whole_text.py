@@ -14,10 +14,12 @@ import pytest
 import torch
 from waiting_scorer import WAITS
 
+from caddie.data.documents import find
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import sandbox
+from caddie.verify.audited_score import is_readable
 from caddie.verify.black_box import ScoredText
 from caddie.verify.cheating_scorers import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
@@ -387,13 +389,24 @@ def test_a_scorer_whose_memory_outlives_its_process_has_no_score(
 
 @pytest.mark.long
 def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
-    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "even.py").write_text(CHARGED)
-    ended = caddie(
-        "score", tiny_run.artifact, "--data", tiny_run.corpus, "--scorer", tmp_path / "even.py", "--quiet", "--json"
-    )
+    scorer = ("--scorer", tmp_path / "even.py", "--quiet", "--json")
+    command = ["score", tiny_run.artifact, "--data", tiny_run.corpus, *scorer]
+    ended = caddie(*command)
     assert ended.status == 0, ended.err
-    assert json.loads(ended.out)["notes"][-1].startswith(
-        "The scorer was shown charged tokens alone. The scorer ran with "
-    )
+    result = json.loads(ended.out)
+    assert result["notes"][-1].startswith("The scorer was shown charged tokens alone. The scorer ran with ")
+    monkeypatch.setattr("caddie.verify.audited_score.runtime_paths", lambda: (str(tiny_run.text.parent),))
+    readable = json.loads(caddie(*command).out)
+    assert readable["bits_per_byte"] == result["bits_per_byte"]
+    assert (result["audited"], readable["audited"]) == ("no writable disk" in result["notes"][-1], False)
+    assert readable["notes"][-1].startswith("The scorer can read this text in its sandbox")
+
+
+def test_texts_that_the_sandbox_holds_are_known() -> None:
+    assert is_readable(find(None).description)
+    assert is_readable(torch.__file__)
+    assert not is_readable("/texts/web.jsonl.xz")
+    assert not is_readable("owner/name at 0123abc, train")
