@@ -89,13 +89,17 @@ def _verdicts(
     """Return a verdict for each entry that has a finished run, best first; entries without a rival come last."""
     scores = {label: {row["seed"]: row["bits_per_byte"] for row in group} for label, group in groups.items() if group}
     against = {label: entry["against"] for label, entry in study["entries"].items() if entry["against"] is not None}
-    pairs = {label: rival for label, rival in against.items() if {label, rival} <= scores.keys()}
+    pairs = {
+        label: rival
+        for label, rival in against.items()
+        if {label, rival} <= scores.keys() and len(_held_out_texts(groups[rival], groups[label])) == 1
+    }
     judged = judge_pairs(
         {label: (scores[rival], scores[label]) for label, rival in pairs.items()},
         margin=study["margin"],
         documents={label: both for label, rival in pairs.items() if (both := _documents(groups[rival], groups[label]))},
     )
-    found = []
+    found, unlike = [], ("has no finished run", "was scored on another held-out text")
     for label, rival in against.items():
         if label not in scores:
             continue
@@ -112,7 +116,7 @@ def _verdicts(
                 **{name: getattr(verdict, name, None) for name in tested},
                 "spread": verdict.spread.to_json() if verdict and verdict.spread else None,
                 "word": word,
-                "reason": verdict.reason if verdict else f"{rival} has no finished run",
+                "reason": verdict.reason if verdict else f"{rival} {unlike[rival in scores]}",
                 "agrees": agrees if claim else None,
                 **_valid(groups[label]),
                 "bytes": _more_bytes(groups[label], groups[rival]),
@@ -127,11 +131,14 @@ def _documents(*sides: Sequence[Row]) -> tuple[Documents, Documents] | None:
     """Return the bits of each document, by seed, of rival and entry; None unless all were scored on one text."""
     known = [[(row["seed"], *row["documents"]) for row in rows if row.get("documents")] for rows in sides]
     every = [sizes for side in known for _, sizes, _ in side]
-    texts = {(row.get("sha256") or {}).get("validation_documents") for rows in sides for row in rows}
-    if not all(known) or len(texts) > 1 or any(sizes != every[0] for sizes in every):
+    if not all(known) or len(_held_out_texts(*sides)) > 1 or any(sizes != every[0] for sizes in every):
         return None
     rival, entry = (Documents(np.array(every[0]), {seed: np.array(bits) for seed, _, bits in side}) for side in known)
     return rival, entry
+
+
+def _held_out_texts(*sides: Sequence[Row]) -> set[str | None]:
+    return {(row.get("sha256") or {}).get("validation_documents") for rows in sides for row in rows}
 
 
 def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:

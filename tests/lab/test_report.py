@@ -697,6 +697,18 @@ def test_few_runs(seeds: tuple[int, ...], entries: int) -> None:
     Page(verdict_html(findings(study, make_rows(study, seeds))))
 
 
+def test_runs_of_another_held_out_text_have_no_verdict() -> None:
+    rows = make_rows()
+    for row in rows[3:6]:
+        row["sha256"] = row["sha256"] | {"validation_documents": "cc" * 32}
+    facts = findings(make_study(), rows)
+    other = next(one for one in facts["verdicts"] if one["label"] == rows[3]["label"])
+    assert (other["word"], other["difference"]) == ("unclear", None)
+    assert other["reason"] == "base was scored on another held-out text"
+    assert sum(one["difference"] is not None for one in facts["verdicts"]) == 8
+    assert "base was scored on another held-out text" in read(make_study(), rows).text
+
+
 def test_all_failed_or_the_base_alone_failed() -> None:
     rows = make_rows()
     for row in rows[:3]:
