@@ -314,7 +314,8 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
             return int(value)
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     found = f"the text {value!r}" if isinstance(value, str) and _is_json(value) else _shortened(value)
-    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {found}")
+    hint = "; write numbers without commas" if isinstance(value, list) and annotation in (int, float) else ""
+    raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {found}{hint}")
 
 
 def _is_json(text: str) -> bool:

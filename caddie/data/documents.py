@@ -191,12 +191,20 @@ def cut(text: bytes) -> Iterator[bytes]:
 
 
 def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
-    """Yield the files below a folder in order, those of linked folders not; `UserError` for one that cannot be read."""
+    """Yield the files below a folder in order, each folder once, linked ones too.
+
+    Raises `UserError` for a folder that cannot be read.
+    """
+    seen = set(map(str, Path(os.path.realpath(root)).parents))  # a link may lead up
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({reason(error)})")
 
-    for folder, folders, files in os.walk(root, onerror=refuse):
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        if (place := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
         folders[:] = sorted(name for name in folders if not skipped.fullmatch(name))
         for name in sorted(files):
             path = Path(folder, name)

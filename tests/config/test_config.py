@@ -245,6 +245,7 @@ def test_a_path_to_nowhere_is_an_error(path: str) -> None:
     [
         ("model.block.mlp.hidden", 0, "model.block.mlp.hidden must be from 1 to"),
         ("model.depth", "many", "model.depth must be a whole number, not many"),
+        ("model.depth", [3, 0], r"model.depth must be a whole number, not \[3, 0\]; write numbers without commas"),
         ("train.lr_schedule.fraction", 2, "train.lr_schedule.fraction must be from 0 to 1, not 2"),
         ("score.precision", "float16", "score.precision must be one of float32, bfloat16, float64, not float16"),
         ("pack.coding", "Smalest", r"pack.coding must be one of .* \(did you mean Smallest"),

@@ -241,6 +241,17 @@ def test_a_folder_gives_its_text_and_skips_the_rest(tmp_path: Path) -> None:
     assert [path.name for path in skipped] == ["latin.txt", "picture.png"]
 
 
+def test_linked_folders_are_read_once_and_links_that_lead_up_are_not(tmp_path: Path) -> None:
+    for name in ("texts", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"of {name}")
+    (tmp_path / "others" / "b.txt").write_text("in others alone")
+    for name, to in (("again", tmp_path / "others"), ("link", tmp_path / "others"), ("up", tmp_path), ("self", ".")):
+        (tmp_path / "texts" / name).symlink_to(to)
+    found = sorted(sources.find(tmp_path / "texts").documents(whole=True))
+    assert found == [b"in others alone", b"of others", b"of texts"]
+
+
 def test_a_single_shard_is_told_to_be_named_by_its_folder(tmp_path: Path) -> None:
     write_shard(tmp_path / "val_000000.bin", np.arange(300, dtype=np.uint16))
     with pytest.raises(UserError, match=r"val_000000.bin: not UTF-8 text; .*; of shards, name the folder$"):
