@@ -15,6 +15,7 @@ import random
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -87,6 +88,7 @@ def purposes(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+@cache
 def imports() -> dict[str, frozenset[str]]:
     """For each folder or file directly below the package, the others that it imports anywhere."""
     found: dict[str, set[str]] = {}

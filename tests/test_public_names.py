@@ -32,6 +32,7 @@ import caddie.run.policy, caddie.score.windows, caddie.verify.probes
 """
 
 
+@pytest.mark.long
 def test_verbs_stay_callable_beside_the_folders_of_their_names() -> None:
     """Call the verbs twice in one process: with nothing of caddie imported, and after the folders were imported."""
     done = subprocess.run([sys.executable, "-c", CALLS + ANEW + CALLS], capture_output=True, text=True, check=False)
@@ -76,6 +77,7 @@ def test_a_run_in_python_is_refused_before_it_makes_a_folder(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_process", "unprobed", "alive_once")
 def test_a_run_in_python_shows_its_progress_unless_told_not_to(
     tiny_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

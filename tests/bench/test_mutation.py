@@ -50,6 +50,7 @@ def test_the_tests_of_every_critical_module_are_there() -> None:
         assert all((mutation.ROOT / test).exists() for test in tests)
 
 
+@pytest.mark.long
 def test_what_is_listed_as_equivalent_is_still_in_the_code() -> None:
     known = mutation.equivalents()
     found = {

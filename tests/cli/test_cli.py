@@ -393,6 +393,7 @@ def test_a_missing_text_is_told_before_anything_else(caddie: Call, tmp_path: Pat
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_seconds_is_short_for_a_setting(tiny_run: Any, alive_once: None, caddie: Call, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ended = caddie(
@@ -509,7 +510,7 @@ def test_verify_fails_a_file_that_the_result_beside_it_is_not_of(tiny_run: Any, 
         assert (ended.status, "FAIL  file of the result: " in ended.out) == (expected, bool(expected))
 
 
-@pytest.mark.parametrize(("chunk", "learned"), [(32_768, False), (512, True)])
+@pytest.mark.parametrize(("chunk", "learned"), [(32_768, False), pytest.param(512, True, marks=pytest.mark.long)])
 def test_a_text_shorter_than_a_chunk_says_that_nothing_was_learned(
     chunk: int, learned: bool, tiny_run: Any, caddie: Call
 ) -> None:

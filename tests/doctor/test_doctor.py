@@ -687,6 +687,7 @@ def test_steps_that_would_take_too_long_are_not_made(monkeypatch: pytest.MonkeyP
     assert found.tokens_per_second > 1
 
 
+@pytest.mark.long
 def test_the_compiler_is_not_timed_by_the_rough_look_that_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     timed, seen = pace._timed, list[str]()
 

@@ -37,6 +37,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     return Study(name="tiny", base=base, entries=ENTRIES, seeds=(1, 2), budget=Steps(steps=1000))
 
 
+@pytest.mark.long
 def test_training_goes_by_flops_and_scoring_is_timed(study: Study) -> None:
     threads = torch.get_num_threads()
     planned = plan(study, "text.jsonl", Path("runs"))
@@ -57,6 +58,7 @@ def test_training_goes_by_flops_and_scoring_is_timed(study: Study) -> None:
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.long
 def test_twice_the_steps_take_twice_the_time_and_a_clock_takes_its_own(study: Study) -> None:
     one, two = (
         study_hours("tiny", plan(replace(study, entries={}, budget=budget), "text.jsonl", Path("runs"))).labels[BASE]

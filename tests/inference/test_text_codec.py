@@ -267,6 +267,7 @@ def recorded_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
+@pytest.mark.long
 def test_a_text_that_takes_almost_no_bits_comes_back(small: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stream is filled up to the least that its tokens may have."""
     shortest = compress(small, [TEXT[:200]])

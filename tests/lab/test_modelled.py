@@ -52,6 +52,7 @@ def test_a_diff_that_makes_another_public_recipe_takes_its_time() -> None:
     assert (found.milliseconds, found.source) == (speeds()["exclusive_everywhere"].step_ms, "published")
 
 
+@pytest.mark.long
 def test_a_changed_number_counts_by_the_ratio_of_recipe_and_twin() -> None:
     full = find("parallel_muon")
     found, by_hand = step_time(TWIN.but(WIDER)), full.but({"model.block.mlp.hidden": 1792})

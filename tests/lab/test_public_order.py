@@ -15,6 +15,13 @@ from caddie.lab.report import markdown, order_words, page
 Groups = dict[str, list[dict[str, float]]]
 
 
+@pytest.fixture(autouse=True)
+def few_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few bootstrap samples where no test looks at the interval."""
+    if not request.node.get_closest_marker("long"):
+        monkeypatch.setattr("caddie.lab.agreement.DRAWS", 10)
+
+
 def ladder(*rungs: tuple[float | None, list[float]]) -> tuple[dict[str, Any], Groups]:
     """A study whose labels a, b, c … have these public scores and, seed by seed, these of ours."""
     labels = [chr(ord("a") + place) for place in range(len(rungs))]

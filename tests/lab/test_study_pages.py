@@ -19,6 +19,7 @@ from caddie.lab.rows import ESTIMATE, RESULTS, STUDY
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "results"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "made"), [("claims", claims_page), ("costs", costs_page)])
 def test_the_page_is_up_to_date(name: str, made: Callable[[], str]) -> None:
     page, text = DOCS / f"{name}.md", made()

@@ -69,6 +69,7 @@ def test_every_recipe_has_a_twin(name: str) -> None:
     assert twin.train.micro_tokens(1) == twin.train.batch_tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_and_twin_can_be_trained_and_scored(name: str) -> None:
     for suffix in ("", "_mini", "_scale"):

@@ -29,7 +29,7 @@ from caddie.recipes import techniques
 from caddie.recipes.glossary import Term, simple, terms
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.technique_pages import details, overview
-from caddie.recipes.techniques import Measurement, find, sockets
+from caddie.recipes.techniques import Measurement, Socket, find, sockets
 from caddie.report.tables import WIDTH, columns
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,6 +53,14 @@ PLAIN = {
 """Variants that are no technique of their own, and why not."""
 
 Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def known() -> list[Socket]:
+    """All that is known, made once."""
+    return sockets()
+
+
 COPIED = ("conftest.py", "helpers/run_folder.py", "helpers/variations.py", "model/test_gpt.py")
 """Files of tests that the commands of the page need."""
 
@@ -66,6 +74,7 @@ def configs(cls: type[Config] = Config) -> list[type[Config]]:
 # What is found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "made"), [("techniques", techniques_page), ("glossary", glossary_page)])
 def test_the_page_is_up_to_date(name: str, made: Callable[[], str]) -> None:
     page, text = DOCS / f"{name}.md", made()
@@ -308,7 +317,10 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
         ("LoRA-TTT", "DocumentLoRA"),
     ],
 )
-def test_techniques_are_found_by_the_words_of_the_field(word: str, found: str) -> None:
+def test_techniques_are_found_by_the_words_of_the_field(
+    word: str, found: str, known: list[Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(techniques, "sockets", lambda: known)
     names = set()
     for socket in find(word):
         names |= {entry.name for entry in (socket, *socket.settings, *socket.variants)}

@@ -212,6 +212,7 @@ def test_a_finished_run_shows_its_result_and_stays(folder: Path, result: dict[st
     assert after == before
 
 
+@pytest.mark.long
 def test_scores_anywhere_without_the_training_data(folder: Path, by_two: Path, tmp_path: Path) -> None:
     """The artifact and a corpus without its training shards, copied elsewhere, give the number of the run."""
     result = json.loads((by_two / "result.json").read_text())  # its score is of another process
@@ -399,6 +400,7 @@ def test_the_bytes_of_documents_add_up_whatever_they_are_counted_from(
     assert beside.document_bytes(tokens).tolist() == [2 * size for size in of_text]
 
 
+@pytest.mark.long
 def test_the_progress_of_the_fresh_process_is_shown_as_it_comes(
     tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

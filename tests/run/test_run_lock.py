@@ -48,6 +48,7 @@ def writer(tmp_path: Path) -> object:
         process.kill()
 
 
+@pytest.mark.long
 def test_a_second_run_in_a_folder_is_refused_and_told_who_is_there(
     writer: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_second_run_in_a_folder_is_refused_and_told_who_is_there(
     assert not held.alive
 
 
+@pytest.mark.long
 def test_a_killed_run_leaves_no_lock_and_no_half_written_file_for_the_next(
     writer: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

@@ -105,7 +105,13 @@ def logits_differ(browser: Browser, artifact: Artifact, page: Path) -> float:
     return float(np.abs(np.array(found) - wanted).max())
 
 
-@pytest.mark.parametrize("name", [*RICH, "tiny", "baseline", "longer_warmdown", "growing_rows"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*RICH, "growing_rows"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("tiny", "baseline", "longer_warmdown")),
+    ],
+)
 def test_logits_are_the_packages(name: str, tmp_path: Path, browser: Browser) -> None:
     gpt = RICH[name].but(vocabulary=BYTES.vocabulary) if name in RICH else small(find(name))
     made = write_artifact(tmp_path / "a.caddie", gpt, Pack() if name in RICH else find(name).pack)

@@ -488,6 +488,7 @@ def test_numbers_of_any_size_are_judged_in_bounded_time(tmp_path: Path) -> None:
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.long
 def test_many_scoring_lines_and_numbers_are_bounded(tmp_path: Path) -> None:
     lines = "".join(f"final val_loss:2.0 val_bpb:1.{number}\n" for number in range(100_000, 200_000))
     data = {"seed_results": {str(seed): {"val_bpb": 1.5} for seed in range(5_000)}}

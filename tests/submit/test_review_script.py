@@ -272,7 +272,7 @@ LONG = {
 }
 
 
-LENGTHY = ("loops", "calls", "blends")  # in seconds
+LENGTHY = ("loops", "calls", "blends", "functions")  # in seconds
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in LENGTHY)) for kind in LONG])

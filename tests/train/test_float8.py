@@ -75,6 +75,7 @@ def test_the_reference_is_a_linear_layer_of_rounded_numbers(dtype: torch.dtype, 
         assert far(one, exact) < 0.15
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 9).map(lambda n: 16 * n),

@@ -60,6 +60,7 @@ def test_the_bound_is_above_the_estimate_but_not_far(name: str) -> None:
     assert found.state + found.step <= bound.state + bound.step < 5 * (found.state + found.step)
 
 
+@pytest.mark.long
 def test_a_step_is_traced_only_near_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_memory(SMALL, TRAIN)
     progress = RecordedProgress()
@@ -76,6 +77,7 @@ def test_a_step_is_traced_only_near_the_memory_that_is_free(monkeypatch: pytest.
     assert "training needs about" in judge_memory(SMALL, TRAIN, Ranks())[1]
 
 
+@pytest.mark.long
 def test_blocks_of_the_heap_leave_holes_and_larger_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     found = estimate_memory(SMALL, TRAIN)
     monkeypatch.setattr(memory, "_HOLES", 0.0)

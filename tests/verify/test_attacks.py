@@ -180,7 +180,7 @@ def in_process(
     return scored
 
 
-@pytest.mark.parametrize("way", ["frames", "objects"])
+@pytest.mark.parametrize("way", ["frames", pytest.param("objects", marks=pytest.mark.long)])
 def test_who_shares_a_process_with_the_judge_finds_the_text(way: str, in_process: Callable[[str], Score]) -> None:
     """So that the next test shows something."""
     gc.collect()

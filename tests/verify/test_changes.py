@@ -266,6 +266,7 @@ def test_a_leak_at_document_ends_alone_is_found_in_one_stretch(artifact: Artifac
 # The long text
 
 
+@pytest.mark.long
 def test_a_leak_that_waits_is_found_in_the_long_text(artifact: Artifact) -> None:
     honest = case(artifact, artifact.scoring.plain)
     text = text_in_order(artifact.tokenizer, library(), 1500)
@@ -276,6 +277,7 @@ def test_a_leak_that_waits_is_found_in_the_long_text(artifact: Artifact) -> None
     assert int(re.search(r"that of token ([\d,]+)", evidence)[1].replace(",", "")) > 1000
 
 
+@pytest.mark.long
 def test_an_honest_scorer_passes_in_the_long_text_too(artifact: Artifact) -> None:
     text = text_in_order(artifact.tokenizer, library(), 1500)
     passed, evidence = PROBES["no look-ahead"](replace(case(artifact), long_text=text))

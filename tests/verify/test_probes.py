@@ -137,7 +137,7 @@ SLOW = {"chunks": pytest.mark.long, "documents and all weights": pytest.mark.lon
     "name",
     [pytest.param(name, marks=SLOW.get(name, ())) for name in SHIPPED],
 )
-@pytest.mark.parametrize("tilt", [None, NGramTilt(order=3)], ids=["", "tilt"])
+@pytest.mark.parametrize("tilt", [None, pytest.param(NGramTilt(order=3), marks=pytest.mark.long)], ids=["", "tilt"])
 def test_what_is_shipped_passes(name: str, tilt: NGramTilt | None, artifact: Artifact) -> None:
     scoring = artifact.scoring.but(ttt=SHIPPED[name])
     on = case(artifact, (scoring.plain if name == "plain" else scoring).but(tilt=tilt))
@@ -165,6 +165,7 @@ def test_documents_that_the_model_keeps_apart(artifact: Artifact) -> None:
     assert failed(case(apart)) == {"documents are isolated"}
 
 
+@pytest.mark.long
 def test_half_precision_passes(artifact: Artifact) -> None:
     assert not failed(case(artifact, artifact.scoring.but(precision="bfloat16")))
 
@@ -204,6 +205,7 @@ def test_the_seed_does_not_matter(artifact: Artifact) -> None:
             assert not checked(known_bad(name).install(again), KNOWN_BAD[name].probe).passed
 
 
+@pytest.mark.long
 def test_hints_of_documents_scored_later_are_found_with_every_seed(artifact: Artifact) -> None:
     example = known_bad("hints_in_file_order")
     for seed in range(10):
@@ -232,6 +234,7 @@ def test_every_second_change_reaches_all_that_is_scored_later(artifact: Artifact
         assert reached > 0.9 if index % 2 else reached < 0.9
 
 
+@pytest.mark.long
 def test_the_evidence_says_what_was_changed_and_found(artifact: Artifact) -> None:
     on = case(artifact, artifact.scoring.plain)
     changed = sum(len(on.changed(index)[0].changed) for index in (0, 2))
@@ -425,7 +428,7 @@ def table(*pairs: tuple[int, int]) -> bytes:
 @pytest.mark.parametrize(
     ("folds", "passes"),
     [
-        (table((ord("Q"), ord("q"))), True),
+        pytest.param(table((ord("Q"), ord("q"))), True, marks=pytest.mark.long),
         pytest.param(table((ord("\n"), ord(" "))), False, marks=pytest.mark.long),  # in code the line breaks say much
         pytest.param(bytes(range(256)).lower(), False, marks=pytest.mark.long),
         (bytes([ord("e")]) * 256, False),
@@ -567,12 +570,9 @@ def scorers(page: Path) -> Iterator[tuple[str, str, set[str]]]:
         yield name, code, set(re.findall(r'"([^"]+)"', says))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "code", "fails"),
-    [
-        pytest.param(*case, id=case[0], marks=[pytest.mark.long] * (case[0] != "peeks.py"))
-        for case in scorers(DOCS / "scorers.md")
-    ],
+    ("name", "code", "fails"), [pytest.param(*case, id=case[0]) for case in scorers(DOCS / "scorers.md")]
 )
 def test_the_scorers_on_the_page(name: str, code: str, fails: set[str], artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / name).write_text(code)

@@ -443,6 +443,7 @@ def test_a_plain_one_ends_with_its_children_too(marker: str, monkeypatch: pytest
     assert soon(lambda: not alive(marker))
 
 
+@pytest.mark.long
 def test_it_does_not_outlive_who_asked_for_it(marker: str) -> None:
     code = f"""
         from caddie.verify.sandbox import run_in_sandbox
@@ -646,6 +647,7 @@ def test_own_files_and_plain_work_are_not_seen() -> None:
     assert touches(work) == []
 
 
+@pytest.mark.long
 def test_pytorch_finds_no_library_there_that_needs_a_folder_to_write_to() -> None:
     """Dill, which comes with lm-evaluation-harness, asks for the folder of temporary files as it is imported."""
     program = "import sys, torch.utils.data; print(sys.modules['dill'])"

@@ -67,7 +67,7 @@ def waiting(artifact: Artifact, length: int) -> WholeText:
 # Scorers that wait
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))])
 def test_a_scorer_that_waits_is_found_by_one_more_scoring(
     seed: int, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +265,7 @@ def test_another_text_changes_what_is_scored_later_and_no_document_end() -> None
     assert (text[[1, 2, 3]] != tokens[[1, 2, 3]]).any()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.long) for seed in range(4)), 4])
 def test_a_scorer_that_puts_back_what_was_spliced_is_found(seed: int, artifact: Artifact) -> None:
     case = probe_case_of(artifact, artifact.scoring.plain, excerpts(library(), artifact.scoring, 1), seed=seed)
     installed = known_bad("splices").install(replace(case, whole=whole_of(artifact, 3000)))

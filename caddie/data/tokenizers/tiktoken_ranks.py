@@ -44,7 +44,10 @@ class TiktokenTokenizer(TextTokenizer):
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
         with library_errors("these ranks cannot encode the text"):
-            found = [np.array(ids, np.uint16) for ids in self._library.encode_ordinary_batch(texts)]
+            # A batch starts threads, which take longer than a single text.
+            each = map(self._library.encode_ordinary, texts)
+            encoded = self._library.encode_ordinary_batch(texts) if len(texts) > 1 else each
+            found = [np.array(ids, np.uint16) for ids in encoded]
         if any(self._lengths[ids].sum() != len(text.encode()) for text, ids in zip(texts, found, strict=True)):
             raise UserError("the pattern of these ranks leaves out parts of the text; take one that matches all of it")
         return found

@@ -399,6 +399,7 @@ def like(choice: int) -> bytes:
     return writer.finish(1 << 24)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [256, 1700])
 def test_settings_suit_the_whole_matrix_where_the_first_rows_mislead(first):
     array = misleading(first)

@@ -82,7 +82,8 @@ def test_rows_and_columns_of_few_bits_are_rounded_to_the_nearest_step() -> None:
     assert np.array_equal(few["integers"], Waterfilling(step=0.2).quantize(WEIGHT[:15])["integers"])
 
 
-@pytest.mark.parametrize(("step", "decibels"), [pytest.param(0.2, 1.0, marks=pytest.mark.long), (0.8, 1.2)])
+@pytest.mark.long
+@pytest.mark.parametrize(("step", "decibels"), [(0.2, 1.0), (0.8, 1.2)])
 def test_errors_are_smaller_at_equal_bytes(step: float, decibels: float) -> None:
     """Chains of 128 gain 1.1 dB at high rate; where bits are few, shrinking gains as well."""
     weight = sample(1024, 48)
