@@ -43,8 +43,8 @@ class Block(Config):
 class BlockModule(Part):
     """Block that maps the stream (B, T, width) and the embedded input x0 of the same shape to the next stream.
 
-    It is that of `layer` of `depth`, with `own_mlps` further MLPs for its repeated passes. The deltas, of test-time
-    training, read the normed stream and add to the outputs of attention and MLP.
+    It is layer number `layer` of `depth`, with `own_mlps` further MLPs for repeated passes. The deltas are set by
+    test-time training; they read the normed stream and add to the outputs of attention and MLP.
     """
 
     def __init__(self, config: Block, width: int, layer: int, depth: int, own_mlps: int) -> None:

@@ -118,7 +118,7 @@ class Context:
         outside = starts.new_full((len(starts), 1), -1, dtype=torch.long)
         numbers, ages = self._keep((outside, outside))
         place = torch.arange(starts.shape[1], device=starts.device)
-        last = torch.where(starts, place, -1).cummax(1).values  # the start that a position belongs to, if it is here
+        last = torch.where(starts, place, -1).cummax(1).values  # start of a position's document; -1: in the cache
         age = torch.where(last < 0, ages[:, -1:] + 1 + place, place - last)
         begins = starts if longest is None else starts | (age % longest == 0)
         numbers = torch.cat((numbers, numbers[:, -1:] + begins.cumsum(1)), 1)

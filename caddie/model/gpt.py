@@ -155,7 +155,7 @@ class GPT(Config):
 
 
 def _by_layer(layers: Any) -> dict[str, dict[str, Any]]:
-    """Return the exceptions with the rest of a path after the layer's name moved into that layer's diff."""
+    """Return the exceptions by layer; the part of a path behind the layer's name goes into that layer's diff."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in layers.items():
         layer, dot, path = key.partition(".")

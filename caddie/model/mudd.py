@@ -54,7 +54,7 @@ class DenseConnectionsModule(Part):
     def step(self, passes: range, block: BlockModule, x: Tensor, context: Context) -> Tensor:
         """Return the stream after `block`, the first of `passes`; the others are left out and hand it on.
 
-        `context.outputs` has the embedded input and the outputs of all earlier passes, and gets those of these.
+        `context.outputs` holds the embedded input and the outputs of all earlier passes; those of `passes` are added.
         """
 
 
@@ -128,9 +128,9 @@ class LastLayerMUDD(DenseConnections):
     """MUDD of the last layer: coefficients 0.1 (W2 gelu(W1 x) + b) of each token in the places of constants.
 
     Before the layer they mix the embedded input, an `early` output and x into its values and its stream. In it they
-    are the factors on the stream, on what attention and MLP write, on the embedded input, and, where the model has
-    them, on value embeddings, one for each half of their channels, and on bigrams. Behind it they mix the same and more
-    into the stream. W2 starts at zero, and b so that each coefficient has the value of the constant.
+    are the factors on the stream, on what attention and MLP write, on the embedded input, and, if the model has them,
+    on bigrams and each half of the value embeddings. Behind it they mix the embedded input, two outputs, the layer's
+    input and value embeddings into the stream. W2 starts at zero, and b so that each coefficient has its constant.
     """
 
     techniques = known(

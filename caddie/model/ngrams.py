@@ -52,8 +52,8 @@ class HashedNGrams(Config):
     signs: Annotated[int, Range(1, 1 << 20)] | None = None
     """Sign trick: rows of fixed random signs, 8,192 in modded-nanogpt #299, or none.
 
-    A row of the table is multiplied by that of the exclusive or of the n-gram's ids, modulo their number. The signs are
-    drawn whenever the model is made, and take no bytes.
+    A row of the table is multiplied by the row of signs whose number is the exclusive or of the n-gram's ids, modulo
+    `signs`. The signs are drawn whenever the model is made, and take no bytes.
     """
 
 

@@ -28,7 +28,7 @@ class Smear(Config):
 class ChannelSmear(Smear):
     """SmearGate by channel: norm, then x_t ← (1 - σ(γ)) x_t + σ(γ) x_{t-1}, γ learned for each channel from 0.
 
-    The records' smears across documents too.
+    In the records it also mixes across documents.
     """
 
     techniques = known(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SHORT_ROW = 512
-"""Keys up to which bfloat16 attention on a CPU that has its products takes plain products: 1.2 to 4.7 times faster,
+"""Most keys for which bfloat16 attention on a CPU with bfloat16 products uses plain products: 1.2 to 4.7 times faster,
 forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
 QUERIES = 128
 """Queries of plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a quarter faster,
@@ -73,7 +73,7 @@ class Visibility:
         return self._mask
 
     def band(self, rows: int, device: torch.device) -> Tensor:
-        """Return the mask of chunks of a window each and the keys of two, (rows · chunks, 1, window, 2 · window)."""
+        """Return the mask by chunk, `window` queries and 2 · `window` keys, (rows · chunks, 1, window, 2 · window)."""
         if self._band is None:
             width = self.window or self.keys
             first = torch.arange(0, self.keys, width, device=device)[:, None, None]

@@ -116,7 +116,7 @@ def _cross_entropy(
     rows, columns = logits.shape
     objective, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
     kernel, block = _traceable(_forward, logits)
-    # A pointer that is not read must be one all the same.
+    # The kernel needs a pointer here even where it does not read it.
     second = (targets, denominators, False) if others is None or weights is None else (others, weights, True)
     kernel[(rows,)](
         logits, targets, *second[:2], objective, entropies, denominators, columns,

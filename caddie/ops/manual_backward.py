@@ -37,8 +37,8 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Compute `plain.cross_entropy` and its gradient together, while a chunk of logits is in the cache.
 
-    No float32 copy of all logits is made. The backward keeps the gradient in their dtype, which can be taken once. tanh
-    goes by way of the logistic function, six times faster. A polynomial cap, which one record has, takes the reference.
+    No float32 copy of all logits is made. The gradient is kept in their dtype; the backward scales it in place, once.
+    tanh goes by the logistic function, six times faster. A polynomial cap, which one record has, takes the reference.
     """
     if cap is not None and form != "tanh":
         return plain.cross_entropy(logits, targets, cap, form, z_loss, others, weights)
@@ -116,7 +116,7 @@ def _(logits: Tensor, *settings: Any) -> tuple[Tensor, Tensor, Tensor]:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, cap: float | None, *settings: Any) -> tuple[Tensor, Tensor]:
-        whole = torch.compiler.is_compiling() or isinstance(logits, FakeTensor)  # thousands of chunks without numbers
+        whole = torch.compiler.is_compiling() or isinstance(logits, FakeTensor)  # else thousands of chunks are traced
         compute = _cross_entropy if whole else _in_chunks
         objective, entropies, gradient = compute(logits, targets, cap, *settings)
         ctx.save_for_backward(gradient)

@@ -28,11 +28,11 @@ BFLOAT16_ON_CPU = _bfloat16_on_cpu()
 
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which tensors of `dtype` are multiplied: float32 for bfloat16 on a CPU without its products,
-    and on Apple's GPUs, where bfloat16 was never tried.
+    """Return the dtype in which tensors of `dtype` are multiplied: float32 for bfloat16 on a CPU without bfloat16
+    products, and on Apple's GPUs, where bfloat16 was never tried.
 
-    Rounded to bfloat16 again, those differ only by the order of their sums, which are float32's too; a compiled graph
-    may leave out the rounding of the factors.
+    Both sum in float32, so products rounded to bfloat16 differ only by the order of the sums; a compiled graph may
+    leave out the rounding of the factors.
     """
     exact = device.type == "mps" or (device.type == "cpu" and not BFLOAT16_ON_CPU)
     return torch.float32 if exact and dtype == torch.bfloat16 else dtype
@@ -119,7 +119,7 @@ def multiplies_float8(device: torch.device) -> bool:
 def scaled_product(
     left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, *, fast: bool = False
 ) -> Tensor:
-    """Compute `plain.scaled_product` by the GPU's instructions; `left` lies by rows, `right` by columns.
+    """Compute `plain.scaled_product` by the GPU's instructions; `left` is row-major, `right` column-major.
 
     All sizes but n must be multiples of 16. Not yet measured on a GPU; `bench/float8.py` times it.
     """

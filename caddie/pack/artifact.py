@@ -27,11 +27,11 @@ from caddie.runtime.memory import keep_freed_memory
 from caddie.score import Scoring, check_windows
 
 PARTS = "parts"
-"""Key of the config with name and hash of each user's file that it has classes of; absent if there is none."""
+"""Key in the config: name and hash of each user file whose classes the config names; absent if there are none."""
 CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
 SOURCE = "source"
 """Section with the source that scores the artifact, if it carries that; `load` never looks into it."""
-# What a file from a stranger may ask for. A trained model packs 16 times at the very most; a bomb, a thousand times.
+# Limits for untrusted files. A trained model compresses 16-fold at the very most; a decompression bomb, a thousandfold.
 _RATIO, _SMALLEST_BOMB = 16, 64 << 20
 _RULES, _EXCEPTIONS = 256, 1 << 16
 _LOGITS = 1 << 28
@@ -114,7 +114,7 @@ class Metadata:
 def load(
     path: str | Path, device: torch.device | str = "cpu", parts: str | Path | Iterable[str | Path] = ()
 ) -> Artifact:
-    """Load the artifact in a file. `parts` are the users' files that it needs, which are run; it never runs one itself.
+    """Load the artifact in a file. `parts` are the user files that it needs; these are run, and no other file is.
 
     Raises `UserError` for anything wrong with the file, or with its parts.
     """

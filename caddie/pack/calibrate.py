@@ -98,12 +98,12 @@ def calibrate(
 ) -> dict[str, Calibration]:
     """Return the calibration of each parameter by name, measured on `batches` of ids (rows, length).
 
-    Vectors have `rows` alone. Both factors come from the gradients of each batch, which also see what one position does
-    to others; rows are freed of their unevenness before C is taken. The scale is that of the sum of squares: noise that
-    is the same everywhere costs what it should.
+    Vectors have `rows` alone. R and C come from the gradients of each batch, which include the effect of one position
+    on others; rows are scaled to count alike before C is taken. R and C together keep the sum of squares, so that noise
+    that is the same everywhere costs what it should.
 
-    The model runs in float32 as it is packed: in its last stage, documents begun by `bos`. `ranks` bring batches of
-    their own, as many each, and all get the answer of all of them. The model is left as it is.
+    The model runs in float32 in its last stage, as it is packed; `bos` begins a document. Each of the `ranks` brings as
+    many batches of its own, and all get the result of all batches. The model is left as it is.
     """
     weights = {name: parameter.detach().float().requires_grad_() for name, parameter in model.named_parameters()}
     device, given, uses = _device(model), list(batches), _uses(model)
@@ -143,7 +143,7 @@ def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -
 def _gradients(
     model: Model, weights: dict[str, Tensor], ids: Tensor, bos: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return gradients by name whose squares have the Fisher information, summed over tokens, as their mean.
+    """Return gradients by name; the mean of their squares is the Fisher information, summed over tokens.
 
     The Hessian of a softmax loss is S S^T with S = diag(√p) - p √p^T (BackPACK, arXiv 1912.10985), so S z with random
     signs z, in the place of the loss's gradient, has this Hessian as its covariance. Labels drawn from p would have it
@@ -155,7 +155,7 @@ def _gradients(
         signs = torch.empty_like(probabilities).random_(2, generator=generator) * 2 - 1
         drawn = probabilities.sqrt() * signs
         drawn -= probabilities * drawn.sum(-1, keepdim=True)
-    # Their product, whose gradient they are: with gradients given, autograd imports sympy, half a second.
+    # Differentiate <logits, drawn>, whose gradient is `drawn`: passing gradients makes autograd import sympy, 0.5 s.
     product = torch.linalg.vecdot(logits, drawn).sum()
     found = torch.autograd.grad(product, list(weights.values()), allow_unused=True)
     return {name: as_matrix(gradient) for name, gradient in zip(weights, found, strict=True) if gradient is not None}
@@ -205,8 +205,8 @@ class _Sums:
     def mixed(self) -> Tensor | None:
         """Return C, with a mean of 1 on the diagonal, or None.
 
-        Gradients know more than inputs, but each batch shows only as many directions as it has rows or tokens. With 16
-        shown for each column they count as much as the inputs do.
+        Gradients know more than inputs, but a batch shows at most as many directions as the weight has rows or the
+        batch has tokens. With 16 shown for each column they count as much as the inputs do.
         """
         columns = _even(self.columns) if len(self.columns) > 1 else None
         if columns is None or self.inputs is None or (inputs := _even(self.inputs)) is None:

@@ -77,8 +77,8 @@ class Candidates:
         self._progress, self._cap_bytes, self._numbers = progress, cap_bytes, count(1)
         self._kept: dict[str, StoredWeight] = {}
         self._streams: dict[tuple[str, str], bytes] = {}
-        """First stream of each array. Its coder's settings, found by trial in two thirds of the time, serve other steps
-        to a ten-thousandth of the bytes (`docs/log.md`, 2026-11-22)."""
+        """First stream of each array. Trials of the coder's settings took two thirds of the coding; reused at other
+        steps, its settings cost a ten-thousandth more bytes (`docs/log.md`, 2026-11-22)."""
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
         """Return the candidate with these quantizers, by parameter name."""

@@ -19,7 +19,7 @@ CLOSE = 0.998
 """A file of this part of the cap or more has filled it."""
 _AIM = 0.9993
 _NOTHING_NATS = 1e-9  # predicted loss per token below which more bytes would buy nothing
-_AS_GOOD = 1.1  # a candidate whose cost is up to so many times the least is not worse by more than chance
+_AS_GOOD = 1.1  # costs of up to this many times the least differ from it by chance alone
 _NARROW = 0.25  # octaves within which the finest useful steps are found
 _OCTAVES = 20.0  # the furthest that steps are moved from where they are set
 _CANDIDATES = 16
@@ -91,7 +91,7 @@ class PruneOnes(Fit):
     )
 
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
-        """Return the candidate with the fewest ones taken, to a part in 256 of all."""
+        """Return the candidate that fits with the fewest ones set to 0, in steps of 1/256 of all ones."""
         candidate = candidates.make(quantizers)
         arrays = {
             name: stored.arrays

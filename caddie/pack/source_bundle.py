@@ -162,7 +162,7 @@ def installed_bytes(library: str) -> int | None:
 def describe_source(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the source facts of `result.json`: hashes, bytes to score and beyond that to train, modules, libraries.
 
-    The bytes of both are those of `script` for the recipe, given as JSON values.
+    `needed_bytes` and `training_bytes` add up to the bytes of `script` for the recipe, given as JSON values.
     """
     described = _measured()
     training = described.pop("other_script_bytes") + len(_script(recipe, "")) - described["needed_bytes"]
@@ -204,7 +204,7 @@ def _files_sha256(bundle: Bundle) -> str:
 def with_parts(described: dict[str, Any], needed: Sequence[bytes], training: Sequence[bytes]) -> dict[str, Any]:
     """Return the facts of `describe_source` with users' files added: those `needed` to score, and all for `training`.
 
-    Each is compressed by itself, since it comes beside the program, and as it is: its code may read its own comments.
+    Each is compressed by itself, since it stays a file of its own, and as it is, since its code may read its comments.
     """
     more = {"needed_bytes": needed, "training_bytes": [source for source in training if source not in needed]}
     sizes = {name: sum(_smallest(source)[0] for source in sources) for name, sources in more.items()}

@@ -129,7 +129,7 @@ def _queued(
 
 
 def _fixed(step: Step, stream: Stream, may_overlap: bool) -> Step:
-    """Copy a scorer's step into plain numbers, which neither change afterwards nor compare as they like.
+    """Copy a scorer's step into plain ints, which can neither change afterwards nor override comparisons.
 
     Two windows of a stretch always overlap: if one begins where the other ends, it reads its last target. Unless they
     `may_overlap`, because the scorer keeps nothing of its inputs, a step may have one of each stretch: a scorer that
@@ -186,7 +186,7 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
 def same_shape_batches(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[ScoringBatch]:
     """Yield the windows of a step in batches of one shape, of slots that are `together`, of at most `rows` windows.
 
-    Of one stretch, a batch has only windows that begin behind the targets of one another.
+    Windows of one stretch share a batch only if each begins after the last target of the one before.
     """
     shapes: dict[tuple[int, int, int], list[list[int]]] = {}
     growing: dict[tuple[int, int, int], deque[tuple[list[int], dict[int, int]]]] = {}

@@ -57,9 +57,9 @@ class NGramTilt(Config):
 
 
 class NGramCounts:
-    """Of every context its number, its most frequent next token and that token's number, in tables that grow.
+    """Counts of contexts, and for each its most frequent next token and that token's count, in tables that grow.
 
-    Of equally frequent tokens the one that reached the number first counts. About 50 bytes for each new context.
+    Of equally frequent tokens the one that reached the count first is kept. About 50 bytes for each new context.
     """
 
     def __init__(self, order: int) -> None:
@@ -96,7 +96,7 @@ class NGramCounts:
             facts.resize(len(self.contexts.keys), refcheck=False)  # with zeros
         self.totals[rows] += numbers
         mixed = (keys * _PAIR_FACTOR) ^ (ids.astype(np.uint64) * _FACTORS[self.context])
-        # The last event of a pair is when it reached its number: found as the first of the reversed events.
+        # A pair reaches its count at its last event, which is the first of the reversed events.
         pairs, reversed_last, numbers = np.unique(mixed[::-1], return_index=True, return_counts=True)
         last = len(mixed) - 1 - reversed_last
         pair_rows = self.pairs.find_or_add(pairs)

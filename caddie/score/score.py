@@ -189,7 +189,7 @@ def run_text(
     ranks: Ranks = Ranks(),
     on_logits: Callable[[Sequence[Window], Tensor], None] | None = None,
 ) -> None:
-    """Run a scorer of a model over a text in the batches, and with the threads, of its score: see `run`."""
+    """Run a scorer over a text with the batches and threads that scoring uses: see `run`."""
     device, layout = next(model.parameters()).device, layout_of(tokens, bos, bool(scorer.per_document))
     # All ranks need the same batches, however many threads each has.
     sizes = rows_and_workers(scorer, scoring, device)

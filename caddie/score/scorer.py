@@ -145,7 +145,7 @@ class Scorer(ABC):
     """True if logits depend on a row's inputs and on past updates alone, so that a step may have several windows of a
     stretch, which read targets of one another. A scorer that remembers its inputs would have seen these."""
     together = 0
-    """Number of neighbouring slots that share batches with no others, or 0 if any slots may share one."""
+    """Size of the groups of neighbouring slots, whose batches hold no other slots; 0 if any slots may share a batch."""
 
     @abstractmethod
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:

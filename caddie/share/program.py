@@ -63,13 +63,13 @@ class _Writer:
         return to
 
     def part(self, name: str, row: int = 0, width: int | None = None, form: str = "") -> tuple[str, int, int, str]:
-        """Return `width` elements of a parameter, its last dimension if none, from that of number `row` on."""
+        """Return row number `row` of a parameter in rows of `width` elements, by default its last dimension."""
         shape = self.shapes[name]
         width = width or (shape[-1] if shape else 1)
         return name, row * width, width, form
 
     def sum(self, to: str, terms: Terms) -> str:
-        """Add terms into `to`; what is in it goes first, since the operation overwrites it."""
+        """Write the sum of terms to `to`; `to` itself may only be the first term, since the operation overwrites it."""
         assert to not in [source for source, _ in terms[1:]], to
         return self.emit("sum", to, self.registers[terms[0][0]], terms)
 

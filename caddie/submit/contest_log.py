@@ -1,7 +1,7 @@
 """Lines of a training log as the contest's scripts print them, made of the fields of `result.json`.
 
-A field that is None is left out with its line. Spelling and order are those of the merged records' logs, so that what
-reads those reads these: `caddie review`, and people with grep.
+A field that is None is left out with its line. Spelling and order are those of the merged records' logs, so that
+`caddie review` and grep work on both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKED = {
     "quantized_sliding": "quantized_sliding_window",
     "quantized_adaptive": "quantized_ttt",
 }
-"""The same of the file; the last stage that a run has is its score."""
+"""Stage in `scores` of the packed file to the name of its line; the last stage that a run has is its score."""
 
 
 def before_training(facts: Mapping[str, Any]) -> list[str]:

@@ -89,7 +89,7 @@ def _rates(score: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _without_time(score: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a score that another machine has too, but for the sum, whose rates say as much."""
+    """Return the fields of a score that do not depend on the machine, without the sum, which the rates contain."""
     return {name: value for name, value in score.items() if name not in ("seconds", "nats")}
 
 

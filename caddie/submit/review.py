@@ -140,7 +140,7 @@ def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
 
 
 def _check_held_out(folder: Folder, found: Findings) -> None:
-    """Check how many documents README and JSON say that the training text was prepared without."""
+    """Check the number of documents held out of the training text, as README and JSON state it."""
     for name in folder.sizes:
         text = folder.text(name, found) if re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I) else None
         for match in _VAL_DOCS.finditer(text or ""):

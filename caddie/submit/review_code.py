@@ -62,9 +62,9 @@ def check_preparation(tree: ast.Module, file: str, found: Findings) -> None:
 
 
 def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
-    """Check that text is scored before parameters learn from it, up to the callers; return functions that do neither.
+    """Check that text is scored before parameters learn from it, callers included; return functions that break this.
 
-    `bare` are updates before which a function scored nothing: where, what really trains, and its own line.
+    `bare` has each function's updates before any scoring: the place there, the function that trains, and its place.
     """
     bare: dict[Scope, list[tuple[Place, Scope, Place]]] = {}
     late: dict[Scope, Place] = {}
@@ -137,7 +137,7 @@ def _read_after(node: ast.AST, name: str, line: int) -> bool:
 
 
 def _chooses(loop: ast.For) -> bool:
-    """True if the loop's variable tells which part of the text is read: it is used in an index, a call or a loop."""
+    """True if the loop's variable selects a part of the text: the body uses it other than in the conditions of ifs."""
     names = _names(loop.target)
     used = [one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.Name) and one.id in names]
     tests = [one.test for part in loop.body for one in ast.walk(part) if isinstance(one, (ast.If, ast.IfExp))]

@@ -179,7 +179,7 @@ class _Walk(Values):
         self.bind(target, marks)
 
     def parts(self, value: ast.expr, count: int) -> list[int]:
-        """Return the labels of each of what a function of the scripts returns; empty if they are not known."""
+        """Return the labels of each of the `count` values that a script's function returns; empty if not known."""
         if not isinstance(value, ast.Call):
             return []
         known = [one for one in self.flow.named.get(last(value.func), ())[:MOST_CANDIDATES] if len(one.returns) > 1]

@@ -21,7 +21,7 @@ class Rule:
     source: str
     says: str
     unlimited: Severity | Literal["same"] | None = "same"
-    """Severity on the track without a clock and a rule of seeds; None where the rule says nothing there."""
+    """Severity on the track that has no clock and no rule on seeds; None if the rule does not apply there."""
 
 
 RULES: Mapping[str, Rule] = {

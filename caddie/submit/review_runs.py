@@ -22,7 +22,7 @@ _TRAINING_MS = 1_000 * (CONTEST_2026.training.seconds or 0)
 _EVALUATION_S = CONTEST_2026.evaluation.seconds or 0
 _SEEDS = 3
 _BYTES_ALIKE = 1e-3
-"""Share of a set's bytes that scripts leave out, which cut it to whole windows."""
+"""Share of a set's bytes by which a size may differ, since scripts cut the set to whole windows."""
 _GAIN = Decimal("0.06")
 """Bits per byte by which no merged record's scoring lowered the plain score of its file; the most was 0.037."""
 _MOST_SHARDS = 476

@@ -22,7 +22,7 @@ _MOST_MEMORY = 256_000_000
 _MOST_LAYERS = 3
 _MOST_SCRIPTS = 8
 _PACKED_SHARE = 0.5
-"""A script of which one string is as large a share is a packed one."""
+"""A script is packed if one string is at least this share of it."""
 _RAW_LZMA = [{"id": lzma.FILTER_LZMA2}]
 _DECODERS: tuple[Callable[[bytes], bytes], ...] = (base64.b85decode, base64.b64decode, base64.a85decode)
 
@@ -50,8 +50,8 @@ def main_script(folder: Folder) -> str | None:
 def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Script], int]:
     """Return the trees of the script and of the Python files that it names, and the bytes of what trains.
 
-    The bytes are those of the script and of other `train*.py` files that it names, as a script that only opens another.
-    Where source is made while it runs, any file that is named may hold it, and counts.
+    The bytes are those of the script and of other `train*.py` files that it names, as it may only start another script.
+    If it runs source made at run time, any other file that it names may hold such source, and counts.
     """
     waiting, seen, scripts, size = [main], {main}, [], 0
     while waiting and len(seen) <= _MOST_SCRIPTS:

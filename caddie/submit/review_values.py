@@ -322,12 +322,12 @@ def union(marks: Iterable[int]) -> int:
 
 
 def plain(marks: int) -> int:
-    """Return labels without where they came from."""
+    """Return labels, whether or not they came in by a parameter."""
     return (marks | marks >> PARAMETER) & ALL
 
 
 def without(marks: int, labels: int) -> int:
-    """Return the other labels."""
+    """Return `marks` without `labels`."""
     return marks & ~(labels | labels << PARAMETER)
 
 

@@ -51,7 +51,7 @@ class Run:
         return {clock: policy[clock]["seconds"] for clock in ("training", "evaluation")}
 
     def over_time(self, clock: str) -> str:
-        """Say how the run's clock is not within the contest's limit; empty if it is."""
+        """Return how the run exceeds the contest's time limit, or that it was not timed; empty if it is within it."""
         most = getattr(CONTEST_2026, clock).seconds
         late = overrun_seconds(self.result["seconds"]["train"] / self.result["training"]["steps"])
         if (seconds := self.contest_seconds[clock]) is None:

@@ -20,11 +20,11 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
     """Record in a list, by a phrase each, what this process uses in the block beyond `allowed` and Python's own files.
 
     `allowed` are files, or folders with all that is in them. Python's own files are those that the sandbox holds and
-    this process's entries in /proc; the folders of `sys.path` may be listed, and entries of it that name no file
-    opened for reading. Other threads are recorded as well.
+    this process's entries in /proc. Folders of `sys.path` may be listed, and entries of `sys.path` that do not exist
+    may be opened for reading. Other threads are recorded as well.
 
-    Native code need not announce what it opens (safetensors, SentencePiece, `torch.from_file`), nor is it seen if an
-    open file is read on. An empty list is evidence, not proof; the proof is `caddie.verify.sandbox`.
+    Native code may open files without an audit event (safetensors, SentencePiece, `torch.from_file`), and reading on in
+    an open file raises none. An empty list is evidence, not proof; the proof is `caddie.verify.sandbox`.
     """
     with suppress(FileNotFoundError):
         tempfile.gettempdir()  # opens files once; PyTorch's first optimizer would ask for it
@@ -40,7 +40,7 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
 
 @contextmanager
 def unwatched() -> Iterator[list[str]]:
-    """Record nothing of the block but the phrases that it adds: those of another process, which records for itself."""
+    """Record nothing in the block but phrases that it adds to the list, from another process that watches itself."""
     watches = _watches()
     held, phrases = watches[:], list[str]()
     watches.clear()
@@ -90,7 +90,7 @@ class _Watch:
             return None
         path = os.path.realpath(f"/dev/fd/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
         own = any(path == one or path.startswith(one + "/") for one in self.allowed)
-        # Python opens an entry of its path that is no folder as an archive; that of an editable install is no file.
+        # Python opens a `sys.path` entry that is no folder as an archive; that of an editable install does not exist.
         read = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         sought = _FILES[event] == "listed" or (read and not os.path.lexists(path))
         sought = sought and any(path == os.path.realpath(folder or ".") for folder in sys.path)

@@ -25,7 +25,7 @@ from caddie.verify.sandbox import runtime_paths
 from caddie.verify.whole_text import WholeText, audit
 
 _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
-"""Tokens of a text with drawn stretches, fewer if scoring takes longer than this, but always so many windows."""
+"""Most tokens, and about the seconds to score, of a text with drawn stretches; it has at least `_WINDOWS` windows."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def is_readable(source: str) -> bool:
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:
-    """Score text drawn from the model, between tokens of the text from a secret document on; return the evidence."""
+    """Score an excerpt that begins at a secret document, with stretches drawn from the model; return the evidence."""
     seed = secrets.randbits(32)
     begins = np.flatnonzero(text.tokens[: max(1, len(text.tokens) - length)] == text.bos)
     first = int(np.random.default_rng(seed).choice(begins)) if len(begins) else 0

@@ -110,7 +110,7 @@ class LoopScorer(BlackBoxScorer):
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
             return self._recorded(self.make(), tokens, positions)
-        # This process runs none of the user's code, and measures the other's memory.
+        # Unwatched: this process runs none of the user's code, and reads the scorer's memory use from /proc.
         with unwatched() as reads, closing(open_scorer(self.artifact, self._scorer)) as remote:
             try:
                 return self._recorded(remote, tokens, positions)
@@ -172,7 +172,7 @@ class StepsDone(Exception):
 
 
 class CountingScorer(Scorer):
-    """Another scorer, in the loop as that one would be; records the layout and the step of each prediction.
+    """Wrapper that runs a scorer unchanged in the loop and records the layout and the step of each prediction.
 
     Raises `StepsDone` when `last_step` has been scored.
     """

@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 GAIN = 0.005
 """Bits per byte gained by a leak whose chance of being found is stated."""
 DECIDES = 0.5
-"""Least chance of finding it in a user's scorer, without which a search that found none has decided nothing."""
+"""Least chance of finding a leak of `GAIN` in a user's scorer; with less, a search that finds none is inconclusive."""
 _LONGEST = 3.5
 """Longest change, in windows."""
 
@@ -34,15 +34,15 @@ class Change:
     changed: Positions
     """Tokens that differ, sorted."""
     places: Positions
-    """Those before which, in the context of their own prediction, nothing was changed."""
+    """Tokens where a change begins: no token in the context of their own prediction was changed."""
 
 
 def settled(base: ScoredText, changed: Positions, own: int = 0) -> Mask:
     """Return the predictions that may not depend on the changed tokens; with `own=1` also those of changed ones.
 
-    If windows or documents are independent, these are all whose context holds none, up to the step of the first changed
-    one if the scorer learns. Otherwise they are those scored in earlier steps, and in that step other segments and what
-    is left of it.
+    If windows or documents are independent, these are the predictions without a changed token in their context; if the
+    scorer learns, only those up to the first step that scores a changed token. Otherwise they are all before that step
+    and, in it, those of other segments or left of the changed tokens.
     """
     predictions, targets = np.arange(len(base.step)), changed - 1
     first = base.step[targets].min()
@@ -71,10 +71,10 @@ def chances(base: ScoredText, reference: Reference, tokens: Ids, bos: int) -> Fl
 
 
 def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: int) -> float:
-    """Return the probability that a leak is found that gains `GAIN` bits per byte of this text.
+    """Return the probability that `places` places find a leak that gains `GAIN` bits per byte of this text.
 
-    It holds a share of all that the scorer gains over the model itself, at least half of which share a place is drawn
-    by: see `chances`.
+    Such a leak has a share of all that the scorer gains over the model itself. A place hits it with at least half that
+    share as its probability: see `chances`.
     """
     most = float(np.maximum(reference.nats - base.nats, 0.0).sum())
     share = 0.5 * min(1.0, GAIN * math.log(2) * text_bytes / max(most, 1e-9))
@@ -87,7 +87,7 @@ def percent(probability: float) -> str:
 
 
 def undecided(found: float, seconds: float) -> str:
-    """Return the time with which a search that took so many seconds would decide, or nothing if it did decide."""
+    """Return a note that names the `--audit-seconds` that would decide; empty if the search found enough to decide."""
     if found >= DECIDES:
         return ""
     needed = seconds * math.log1p(-DECIDES) / math.log1p(-max(found, 1e-6))

@@ -205,7 +205,7 @@ class Splices(Scorer):
         return logits
 
     def _put_back(self, tokens: Positions) -> Positions:
-        """Return the tokens that stood where a stretch from before comes again: those that come again behind it."""
+        """Return the tokens with those from the first repeat on replaced by the tokens one repeat distance later."""
         runs = np.lib.stride_tricks.sliding_window_view(tokens, self.SAME)
         same = np.unique(runs, axis=0, return_inverse=True)[1].ravel()
         order = np.argsort(same, kind="stable")

@@ -23,18 +23,18 @@ from caddie.verify.probes import Check, check_loss
 VOCABULARY = "held-out text is not in the vocabulary"
 COMES_BACK = "whole held-out documents come back"
 _TEXT_BYTES, _LONGEST = 1 << 20, 4 << 20
-"""Text that is decoded, in whole documents drawn by chance, and bytes of a document that count as the whole."""
+"""Bytes of text to decode, in documents drawn at random, and bytes at which a longer document is cut."""
 _SLACK_BYTES = 512
-"""Bytes that all may lose beside the probe's part of the text: xz restores the first words at greater cost."""
+"""Bytes that may be lost on top of the share that the probe allows: xz spends more on the first words."""
 _DOCUMENTS, _LEAST_TOKENS = 2000, 32
 """Documents of each kind whose tokens are measured, and tokens that each has."""
 _LONGER, _CHANCE = 1.25, 1e-6
-"""Ratio of bytes a token, and probability of such ranks, beyond which this is no chance."""
+"""The check fails above this ratio of mean bytes a token, if such ranks are also less probable than `_CHANCE`."""
 _DOUBTFUL, _UNUSED, _TIMES = 0.01, 0.05, 4
-"""Shares of the held-out bytes in ids unused in training text above which they are doubtful, and are a cheat; and how
-many times the expected share they must be."""
+"""Shares of held-out bytes in ids that training text never uses: doubtful above the first, a cheat above the second,
+and only above `_TIMES` times the expected share."""
 _LONG = 2
-"""Times the mean bytes of a token from which an id is long: with others no text is cheap."""
+"""An id is long above this many times the mean bytes of a token; shorter ids make no text cheap."""
 _TOKENS = 1 << 24
 """Training tokens whose ids are looked up."""
 
@@ -55,10 +55,10 @@ def check_comes_back(tokenizer: Tokenizer, documents: Sequence[bytes], seed: int
 def check_vocabulary(tokenizer: Tokenizer, corpus: Corpus) -> list[Check]:
     """Check that held-out text is not spelled in ids of its own, nor in longer ones than training text.
 
-    A split by chance makes documents of both alike. So ranks of their mean bytes a token decide (Mann and Whitney
-    1947), and means by a quarter, since a split may be by other things too. The share of the held-out bytes in long ids
-    that training text never uses is about that of the long ids which a single training document uses (Good 1953). No
-    check without training shards.
+    A random split makes documents of both alike, so their mean bytes a token are compared by rank (Mann and Whitney
+    1947). The means must differ by a quarter too, since a split need not be random. The share of held-out bytes in long
+    ids that training text never uses should be about the share of training bytes in long ids that only one training
+    document uses (Good 1953). Without training shards there is no check.
     """
     try:
         train_shards = corpus.train_shards()

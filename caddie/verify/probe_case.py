@@ -35,7 +35,7 @@ _LONG_SECONDS, _USER_SECONDS = 0.8, 6.0
 _WHOLE_SECONDS = 10.0
 """Time that one scoring of a whole text may take, unless the text is shorter than `LEAST_WHOLE`."""
 LEAST_WHOLE = 65_536
-"""Tokens of a whole text for a user's scorer or an example, if there are so many and however slow it is."""
+"""Fewest tokens of a whole text for a user's scorer or an example, however slow, unless there is less text."""
 _MOST_PROBABILITIES = 1 << 22
 """Most numbers in the distributions of one text."""
 _MOST_DRAWN = 32

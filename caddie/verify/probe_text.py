@@ -64,8 +64,8 @@ def longest_text(scoring: Scoring) -> int:
 def probe_text(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
     """Return about `length` tokens: the beginnings of a long document and of at least five short ones, each after BOS.
 
-    The short ones have different lengths if the documents allow it. Before and behind them stands one more, each a
-    copy of another short passage of the long one: what is learnt from a document that is scored later shows there,
+    The short ones have different lengths if the documents allow it. One more document comes first and one last, each a
+    copy of a different short passage of the long one: they show what is learnt from a document that is scored later,
     whether long or short documents are scored first.
     """
     first, other = int(_LONG * length), int((1 - _LONG) * length) // (DOCUMENTS - 1)

@@ -53,7 +53,7 @@ HELD_OUT = "held-out text was not trained on"
 _MOST_LOST = 0.1
 """Bits per byte that a lossy tokenizer may lose. The contest's lose 0.05 of FineWeb; lower case alone loses 0.34."""
 _TEXT_BYTES = 16
-"""Bytes of xz's own for each text."""
+"""Bytes allowed on top of `_MOST_LOST`, for what xz itself adds."""
 _ISOLATED = 1e-5
 """Relative change of the total loss that another order of isolated documents may cause: rounding."""
 _ORDER = 0.05
@@ -66,7 +66,7 @@ def probe_event(name: str) -> Event:
 
 
 def run_probes(case: ProbeCase, progress: Progress = SILENT) -> list[Check]:
-    """Run all probes on a case. One that raises fails, but for a `UserError`."""
+    """Run all probes on a case. One that raises fails; a `UserError` is raised again unless `case.touched`."""
     checks: list[Check] = []
     for name, probe in PROBES.items():
         if checks and not checks[0].passed and probe is not _reads:
@@ -331,7 +331,7 @@ def _bytes(case: ProbeCase) -> Found:
 
 
 def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, slack: int = _TEXT_BYTES) -> tuple[bool, str]:
-    """Check what texts of `total` bytes lose; those that came back `changed` are pairs of source and what came back."""
+    """Check the loss of texts of `total` bytes; `changed` has (source, decoded text) of those that differ."""
     if not changed:
         return True, ""
     lossy = f"{len(changed)} documents do" if len(changed) > 1 else "1 document does"
@@ -345,7 +345,7 @@ def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, slack: int = 
 
 
 def _restoring_bytes(changed: Sequence[tuple[bytes, bytes]]) -> int:
-    """Return how many bytes xz needs for texts, each the first of a pair, once it knows what came back of them."""
+    """Return the bytes that xz needs for the sources, the first of each pair, once it has seen the decoded texts."""
     sources, back = (b"".join(texts) for texts in zip(*changed, strict=True))
     return len(lzma.compress(back + sources)) - len(lzma.compress(back))
 

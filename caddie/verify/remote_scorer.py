@@ -1,7 +1,7 @@
 """A user's scorer in a process of its own, in a sandbox: it is sent the text only as far as it was scored.
 
 The judge holds the text, the targets and the loss; the other process gets windows or tokens and answers with numbers.
-So neither frames, garbage collector and patched modules nor files, clocks and the length of the text give it anything.
+So it gains nothing from stack frames, garbage collector, patched modules, files, clocks or the length of the text.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class _Link:
 
 
 class RemoteScorer(Scorer):
-    """A `Scorer` of a user's that learns nothing, in its process; only what is here is believed of it."""
+    """A user's `Scorer` that learns nothing, in its own process; only the claims that are kept here are trusted."""
 
     def __init__(self, link: _Link, vocabulary: int, per_document: bool, together: int, longest: int) -> None:
         self._link, self._vocabulary, self._longest = link, vocabulary, longest
@@ -202,8 +202,8 @@ class RemoteScorer(Scorer):
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the scorer's steps; `CheckFailed` for a window that is too long.
 
-        Unless it scores documents by themselves, it is not told where the text ends before its last window, which is
-        cut there.
+        A scorer that does not score documents by themselves is told where the text ends by its last window alone,
+        which is cut there.
         """
         begins, ends = layout.begins, layout.ends
         shown = ends if self.per_document else np.array([OPEN_END])

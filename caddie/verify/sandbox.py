@@ -60,7 +60,7 @@ class Outcome:
     isolation: str
     """Sentence that describes the isolation, or what the system refused."""
     peak_bytes: int
-    """Peak resident memory of it, its children and the launcher (some 25 MiB), every 50 ms; 0 if it ended sooner."""
+    """Peak resident memory, sampled every 50 ms, with children and launcher (some 25 MiB); 0 if it ended sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,9 +38,9 @@ _REFUSED = {
 }
 """By machine, its number for seccomp, the refused system calls, and that of prlimit64, whose first argument must be 0.
 
-They leave something that outlives a process in the same sandbox: System V memory, semaphores and queues; POSIX queues;
+They could leave state in the sandbox that outlives a process: System V memory, semaphores and queues; POSIX queues;
 keyrings; priorities, schedules and limits of another process; pages in the disk's cache, as far as one can ask for them
-without a clock; and io_uring, which would do all that unseen. The last of x86-64 are those of its 32-bit pointers.
+without a clock; and io_uring, which would do all that unseen. The last range of x86-64 is the x32 ABI.
 """
 
 

@@ -35,8 +35,8 @@ _DUMPABLE, _SUBREAPER = 4, 36  # of prctl(2)
 def main(path: str, *parts: str) -> None:
     """Load the artifact at `path` with the users' files that it needs, send its SHA-256, and fork for each socket.
 
-    The sockets come on standard input, with whose end it ends, each with a pipe for what a scorer prints. What a scorer
-    leaves running is killed before the next.
+    Sockets arrive on standard input, each with a pipe for what its scorer prints; `main` returns when the input ends.
+    Processes that a scorer leaves running are killed before the next scorer starts.
     """
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:

@@ -127,10 +127,10 @@ def audit(
 def another_text(
     tokens: Ids, base: ScoredText, place: int, bos: int, vocabulary: int, generator: np.random.Generator
 ) -> Ids:
-    """Return the text with other tokens from `place` on, of the stretch of that place and of all that is scored later.
+    """Return the text with other tokens from `place` to the end of its stretch, and in all that is scored later.
 
-    It goes on as the text that is kept does after the same token, or at random where little is kept; so nothing that is
-    replaced stands anywhere in it. A BOS stays where a scorer may know it.
+    The new tokens are a copy of kept text that follows the same token, or are random where little is kept. So the
+    replaced text appears nowhere in the result. A BOS stays where a scorer may know it.
     """
     predictions, step = np.arange(len(base.step)), base.step[place - 1]
     here = (base.step == step) & (base.segment == base.segment[place - 1]) & (predictions >= place - 1)

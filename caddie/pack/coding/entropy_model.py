@@ -35,7 +35,7 @@ _GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left
 _LEAST_COLUMNS = 4  # of a tile
 _RECENT_ROWS = 16  # rows that the usual magnitude is the mean of, about
 _TRIAL = 1 << 15  # elements on which settings are tried
-_RUNS = 4  # of successive rows, of which those elements are
+_RUNS = 4  # runs of successive rows in that sample
 _MOST_ELEMENTS = 1 << 31
 _MOST_COUNTED = 1 << 16  # range up to which a median is found by counting
 

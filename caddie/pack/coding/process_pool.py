@@ -1,8 +1,8 @@
 """A pool of processes that encode and decode arrays; threads gain nothing, since the coder holds Python's lock.
 
-Each process answers jobs over its standard input, a socket, and ends when that is closed, even after SIGKILL. Neither
-`multiprocessing`, which runs a user's script twice, nor a fork, which PyTorch's threads do not survive, nor loky, which
-outlives SIGKILL, starts them. A job that no process can do, as with a user's own codec, is done in this one.
+Each process answers jobs over its standard input, a socket, and ends when that is closed, even if this process is
+killed. They are plain subprocesses: `multiprocessing` runs a user's script twice, PyTorch's threads do not survive a
+fork, and loky's processes outlive SIGKILL. Jobs that they cannot do, as with a user's own codec, run in this process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 
 _WORTH = 1 << 21
 """Elements that other processes must save this one for them to be worth starting: about half a second of coding."""
-_TRIED = 1 << 18  # elements gone through at most to choose settings for an array, in trials on a part of it: eight
-_LAYOUTS = 3  # and those tried on all of it
+_TRIED = 1 << 18  # most elements that trials of settings on a sample of an array read, eight trials together
+_LAYOUTS = 3  # layouts tried on the whole array
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from caddie.pack.coding import process_pool as p; p.serve()"
 
 

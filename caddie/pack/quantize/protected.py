@@ -102,8 +102,8 @@ class Protected(Wrapper, Quantizer):
 class Protection(Config):
     """Choice of the groups of columns, of all matrices together, that are rounded to more bits: AWQ-lite.
 
-    Of every matrix with a GPTQ of fewer bits, groups of neighbouring columns are ranked by the sum over their columns
-    of the root mean square of the input and the mean |weight|.
+    In matrices with GPTQ of fewer bits, groups of neighbouring columns are ranked by the sum over their columns of the
+    input's root mean square times the mean |weight|.
     """
 
     groups: Count = 1

@@ -58,8 +58,8 @@ Floor = Literal["relative", "absolute"]
 class Percentile(Scale):
     """The largest integer stands for a quantile of the row's |weight|, as in the contest's baseline.
 
-    Its script is `Percentile(floor="absolute")`. Its floor, 1/127 for every row, destroys models whose weights are
-    small; the default floor follows the tensor's own largest step instead.
+    The baseline's script is `Percentile(floor="absolute")`. That floor, 1/127 for every row, destroys models whose
+    weights are small; the default floor follows the tensor's own largest step instead.
     """
 
     techniques = known(

@@ -79,15 +79,15 @@ class Trellis(WaterfillingSteps, Quantizer):
     """`Waterfilling` with trellis-coded quantization (TCQ) down the columns: a smaller error for the same bytes.
 
     Rounding to the nearest step and an entropy coder lose a quarter of a bit per weight to theory (1.53 dB). Here an
-    integer k stands for k + 1/4 steps, or for -(k + 1/4), by a state that the parities of the integers before it have
-    moved. So all points half a step apart can be reached, at the bits of whole steps. Viterbi's algorithm finds the
+    integer k stands for k + 1/4 steps, or for -(k + 1/4), by a state that follows from the parities of the integers
+    before it. So all points half a step apart can be reached, at the bits of whole steps. Viterbi's algorithm finds the
     path of least error (M. W. Marcellin and T. R. Fischer, IEEE Trans. Communications 38(1), 1990; with an entropy
     coder T. R. Fischer and M. Wang, IEEE Trans. Information Theory 38(1), 1992). As the points of odd states are those
     of even ones with the other sign, k has one distribution, and the coder needs no state.
 
-    A chain is every n-th row of a column. Values t are first moved to 0 by t D / σ², at most D / σ, with D the error
+    A chain is every n-th row of a column. Values t are first shrunk by t D / σ², at most D / σ, with D the error
     and σ² the variance in their row and column. That is the choice of least error plus bits, which grow with the square
-    of Gaussian values and more slowly where tails are heavy. Rows and columns of few bits are rounded as before.
+    of Gaussian values and more slowly where tails are heavy. Rows and columns of few bits are rounded to integers.
     """
 
     techniques = known(
