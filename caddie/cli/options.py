@@ -132,7 +132,7 @@ def path_argument(name: str, metavar: str | None = None) -> Decorator:
 
 
 def is_setting(word: str) -> bool:
-    """Return True for PATH=VALUE where a recipe may stand, whose file or folder may have such a name as well."""
+    """Return True if a word in place of a recipe is PATH=VALUE, not a file or folder whose name holds a `=`."""
     from caddie.recipes.recipe_file import recipe_path
 
     path = recipe_path(word)

@@ -24,7 +24,7 @@ _LACKING = {
     "verified": "a verified artifact",
     "scored_again": "a second scoring, for which the run's text must be there",
 }
-"""Field of `compliance` to what a submission lacks that does not keep it."""
+"""Field of `compliance` to what a submission lacks if that field is false."""
 
 
 @click.command()

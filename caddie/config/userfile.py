@@ -83,7 +83,7 @@ def read_source(path: Path) -> bytes:
 def execute(path: Path, source: bytes | None = None) -> dict[str, object]:
     """Run a file, or its `source`, and return the names that it defines; raises `UserError` for any failure.
 
-    In a process a file runs once as long as it stays the same, so that its classes do.
+    A process runs a file once unless it changes, so that its classes stay the same objects.
     """
     return dict(_executed(path.resolve(), path, read_source(path) if source is None else source))
 

@@ -15,9 +15,9 @@ from caddie.data.shards import Tokens, read
 from caddie.runtime.progress import SILENT, Progress
 
 _ALL_TOKENS = 1 << 26
-"""Most tokens of both texts of which every n-gram is looked at; of more, a part that is drawn by their first tokens."""
+"""Tokens of both texts together up to which every n-gram is checked; of more, only a sample of n-grams is."""
 _FIRST = 3
-"""Tokens by which n-grams are drawn."""
+"""First tokens of an n-gram, whose hash decides if it is in the sample."""
 _CHUNK = 1 << 17
 _FILTER_BITS = 24
 _FILTER_SHIFT = np.uint64(64 - _FILTER_BITS)

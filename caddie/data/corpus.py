@@ -26,7 +26,7 @@ VALIDATION_TEXT = "validation.jsonl.zst"
 HASH_BYTES = 16
 FileState = tuple[str, int, int]
 _MOST_STATED = 1.1
-"""Most bytes that files of byte counts may state for each byte that the tokens spell: tokenizers lose less."""
+"""Most bytes that side-cars may state per byte that the tokens decode to; tokenizers lose less than that."""
 
 
 class Corpus:

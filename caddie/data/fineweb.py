@@ -65,7 +65,7 @@ VARIANTS = {
         caseops=True,
     ),
 }
-"""Named sources. No commit of them is known to the authors of this table: a download keeps the one that it got."""
+"""Named sources. The table pins no commit; a download keeps to the commit that it got first."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Snapshot:
     name: str
     """Repository, or folder on disk, for messages."""
     origin: Origin | None
-    """None for a copy on disk, of which nothing says where it is from."""
+    """Where the files were fetched from; None for a copy on disk, whose origin is not known."""
     download: Callable[[str], None] | None = field(default=None, compare=False)
     """Fetches a file; None for a copy on disk."""
 
@@ -167,7 +167,7 @@ def _held(path: Path) -> tuple[Origin, dict[str, int | None]] | None:
 
 
 def _token(kind: Kind) -> bool | None:
-    """Return huggingface_hub's word for no token, or for the user's if there is one."""
+    """Return huggingface_hub's argument `token`: False for no token, None for the user's if there is one."""
     return False if kind == "dataset" else None
 
 

@@ -132,8 +132,8 @@ def make_corpus(
 ) -> Corpus:
     """Write a corpus whose manifest has these `fields`; return it, its held-out text counted.
 
-    `unwritten` are split and hashes of the training documents where these are not written, `train_shards` the most
-    shards of them that are, if not all.
+    `unwritten` holds the training split and its document hashes if training documents are not written. `train_shards`
+    is the most training shards to write; None writes all.
     """
     check_corpus_folder(folder)
     with making(folder, replaces=True) as partial:

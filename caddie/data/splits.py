@@ -32,7 +32,7 @@ class Text:
 
     def fingerprint(self, settings: Sequence[object]) -> str:
         """Return the hexadecimal SHA-256 of this text prepared with these settings."""
-        parts = [FORMAT, self.source.fingerprint(), None, *settings]  # where the corpora that are there had a limit
+        parts = [FORMAT, self.source.fingerprint(), None, *settings]  # None for a former limit: old corpora still match
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def survey(self, progress: Progress) -> tuple[dict[bytes, int], int]:

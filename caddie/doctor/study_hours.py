@@ -34,7 +34,7 @@ class LabelHours:
     runs: int
     steps: int | None
     train_seconds: float
-    """Core seconds of training; none of those of a label that begins with another's."""
+    """Core seconds of training; 0 for a label that reuses another label's training."""
     score_seconds: float
     trained_with: str | None
     """Label whose training it begins with."""

@@ -69,8 +69,8 @@ class Transfer:
 def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -> list[EarlyAgreement]:
     """Compare the losses at each progress of `at` with the final ones.
 
-    A group holds the curves, by label, that would have competed: those of a study with one seed. Several groups give a
-    frequency; a single one tells only whether the best was kept that once. An early loss is the last one known by that
+    A group holds, by label, the curves of runs that would have competed: those of one seed of a study. With one group,
+    `best_kept` is a single case; with several it is a frequency. An early loss is the last one at or before that
     progress. Raises `UserError` for a progress before the first loss of a run, and for a group of fewer than two runs.
     """
     rows = []
@@ -92,9 +92,9 @@ def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -
 def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: float = 1.0) -> float:
     """Return the earliest progress, in hundredths, from which on stopping the worse half would have been safe.
 
-    Safe: in at least the share `frequency` of the groups (see `early_agreement`) a run was kept whose final loss is
-    within `regret` of the best. It is so at all later hundredths too: one lucky moment does not count. As it was found
-    on these very runs, it is for others rather too early than too late. 1 if stopping was never safe.
+    Safe: in at least the share `frequency` of the groups (see `early_agreement`) the better half held a run whose final
+    loss is within `regret` of the best, at this and at all later hundredths, so one lucky moment does not count. The
+    value fits these runs; for others it is more likely too early than too late. 1 if stopping was never safe.
     """
     first = max((curve[0][0] for group in groups for curve in group.values() if curve), default=1.0)
     earliest = 1.0

@@ -92,9 +92,9 @@ def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> 
 def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total: int) -> StudyState:
     """Begin `caddie ARGUMENTS`, which does the `total` runs of a study, in a session of its own; return its state.
 
-    It prints to `study.log` in `results`. Without a GPU its runs have one thread each: two threads of one small step
-    wait for each other dozens of times longer than they work as soon as anything else runs, and how many there are
-    changes the last bits. Raises `UserError` if a process is at the study.
+    It prints to `study.log` in `results`. Without a GPU each run has one thread, unless OMP_NUM_THREADS is set: beside
+    other work, two threads of a small step wait for each other dozens of times longer than they work, and the number of
+    threads changes the last bits. Raises `UserError` if a process is already running the study.
     """
     import torch
 

@@ -31,8 +31,8 @@ class Cluster:
     def __init__(self, address: str = "", *, gpus_each: int = 0, cores_each: int = 0) -> None:
         """`address` is that of a cluster that this machine belongs to, by default the one that was started here.
 
-        `gpus_each` and `cores_each` are what a run takes: 0 is one GPU if any machine has GPUs, and all cores of the
-        smallest machine, or its equal share of them for each GPU.
+        A run takes `gpus_each` GPUs, where 0 is one if any machine has GPUs, and `cores_each` cores, where 0 is all
+        cores of the smallest machine or, with GPUs, the smallest equal share of a machine's cores among its runs.
         """
         try:
             import ray

@@ -144,7 +144,7 @@ def compare(
 
 
 def _documents(runs: Sequence[ScoredRun], unit: Unit) -> Documents | None:
-    """Return the documents of a group, their sizes in what the unit counts by; None unless all its runs have them."""
+    """Return a group's documents, sized so that bits / size is in `unit`; None unless all runs have the same."""
     known = {run.seed: run.documents for run in runs if run.documents}
     if len(known) < len(runs):
         return None

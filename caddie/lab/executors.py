@@ -1,7 +1,7 @@
 """Run the jobs of a study in processes of this machine, each on cores or GPUs of its own.
 
-The worker of a cluster's engine has the engine's libraries and signals, and a run has neither. So it starts a process
-too: what ends a run ends no worker, which can say why.
+A worker of a cluster starts a process for each job too, so a run has none of the engine's libraries and signals. A run
+that dies does not take the worker with it, and the worker can say why it died.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run a job of a study: the runs of one training, each in a folder of its own.
 
-A job is a file, and so is all that comes of it, so it can be done anywhere the folders are seen, and twice without
-harm: a finished run is not run again, and while one process is at a job, another waits for it. One that was given up
-and stands still is waited for no longer, and can write nothing more (`run_lock`).
+A job and its results are files, so any machine that sees the folders can do it. Doing it twice does no harm: a
+finished run is not run again, and a second process at the same job waits for the first. After `PATIENCE_SECONDS` the
+first counts as hung: the second takes over, and the first can write nothing more (`run_lock`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from caddie.runtime.progress import Event, Progress
 from caddie.train.loop import Interrupted
 
 PATIENCE_SECONDS = GRACE_SECONDS + 10
-"""Seconds that another process of the same run has to end. One that does not was given up: it stands still."""
+"""Seconds to wait for another process at the same run. One that takes longer hangs, and its lock is taken."""
 
 
 class _StopFile(Progress):

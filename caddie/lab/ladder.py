@@ -74,7 +74,7 @@ class Ladder:
         parts = [f"# {facts['study']} at {len(facts['scales'])} scales"]
         for step in facts["steps"]:
             parts += [
-                f"## What {step['small']} told of {step['large']}",
+                f"## How well {step['small']} predicts {step['large']}",
                 markdown_table(_NAMES, list(map(_row, step["kinds"]))),
             ]
         rows = []
@@ -90,7 +90,7 @@ class Ladder:
         lines: list[str] = []
         for step in self.facts["steps"]:
             rows = [[crop(str(cell), 20) for cell in _row(one)] for one in step["kinds"]]
-            lines += [f"what {step['small']} told of {step['large']}", *table(rows, _NAMES).split("\n"), ""]
+            lines += [f"how well {step['small']} predicts {step['large']}", *table(rows, _NAMES).split("\n"), ""]
         return "\n".join(printable(line) for line in lines[:-1])
 
 

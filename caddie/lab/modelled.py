@@ -22,7 +22,7 @@ from caddie.recipes.published import speeds
 from caddie.recipes.recipe import Recipe
 
 GPUS = 8
-"""H100 of the machine that is modelled. A step of a run on fewer of them takes their part of its time."""
+"""Number of H100 of the modelled machine. A step that took t on N of them counts as t * N / 8."""
 PARTS = 20
 """Parts of a run whose FLOPs are counted."""
 DOCUMENT_POSITIONS = 677.0
@@ -60,10 +60,10 @@ def full_name(name: str) -> str:
 def step_time(recipe: Recipe) -> StepTime:
     """Return the time of a step of a recipe, or of the recipe whose twin it is, with all that was changed in the twin.
 
-    A recipe is known by its name, one of a user's own by its base. What trains as a recipe with public runs, or as its
-    twin, takes their time, whatever the order of the data. Else FLOPs are compared with those of the next recipe that
-    has public runs: itself, the one that trains so, or one that it is based on. A number that was changed in a twin
-    counts by the ratio of recipe and twin there. Raises `UserError` where there is no such ratio.
+    A recipe is identified by its name, or by its base if it is a user's own. One that trains like a recipe with public
+    runs, or like its twin, takes the published time; the order of the data does not matter. Else FLOPs scale the time
+    of the nearest recipe with public runs: itself, the one that trains alike, or one that it is based on. A number that
+    was changed in a twin is scaled by the ratio of recipe to twin. Raises `UserError` where there is no such ratio.
     """
     name = next((name for name in (recipe.name, recipe.base or "") if full_name(name) in shipped()), "")
     alike = _trainings(name[len(full_name(name)) :]).get(_training(recipe), [])
@@ -143,10 +143,10 @@ def _full_size(recipe: Recipe, twin: Recipe) -> Recipe:
 
 
 def _scaled(value: Any, small: Any, large: Any, path: str) -> Any:
-    """Return a setting of a changed twin at full size, as JSON, from what twin and recipe have in its place.
+    """Return a setting of a changed twin at full size, as JSON; `small` is the twin's value, `large` the recipe's.
 
-    A number changes by the ratio of these, and so do the values of a `PiecewiseConstant`, the largest of which stands
-    for it. Numbers of layers, and what neither has, stay as they are.
+    A number is scaled by the ratio of large to small, and so are the values of a `PiecewiseConstant`, whose largest
+    gives the ratio. Lists of layers, and settings that twin or recipe does not have, stay as they are.
     """
     if small == large or value is None or isinstance(value, str | bool):
         return value
@@ -166,8 +166,8 @@ def _scaled(value: Any, small: Any, large: Any, path: str) -> Any:
     if isinstance(value, list) and not isinstance(small, Mapping):
         return value
     raise UserError(
-        f"{path} is of another kind in the twin than this change makes it, so the time of a step with it is not known;"
-        f" state it, as in {_STATED}"
+        f"{path} has a value of another kind in the twin, so the time of a step with this one is not known; state it, as"
+        f" in {_STATED}"
     )
 
 

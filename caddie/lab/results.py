@@ -87,7 +87,7 @@ def run_study(
     """Do the runs of a study that are not over on the text at `data`, write its reports, and return the results.
 
     `workers` runs go on at once on this machine, unless an `executor` is given. `progress` prints plain lines unless
-    given. `folder` is the `results` of `caddie.lab.runner.run_jobs`, and `how` is what else that takes. Raises
+    given. `folder` and `how` go to `caddie.lab.runner.run_jobs`, as `results` and as further arguments. Raises
     `UserError` for a study that cannot run.
     """
     place, executor = folder or Path("runs") / study.name, executor or Local(workers)

@@ -58,11 +58,11 @@ def run_jobs(
 ) -> list[Row]:
     """Do the runs of a study that are not over, and return a row for every run.
 
-    `results` is the folder of `results.jsonl`, `runs` that of the folders of all studies; a run of another study with
-    the same settings, seed and texts is taken from there. `retry` repeats failed runs; the report shows `command` as
-    the one that was typed. `progress` gets a `runs` event for each run that ends, out of `total` or of all runs of the
-    study. Unless they are kept, checkpoints of finished runs are removed once no run of the study begins with them.
-    Raises `UserError` before the first run for all that can be known by then.
+    `results` is the folder of `results.jsonl`. `runs` holds the folders of all studies; a run of another study with the
+    same settings, seed and texts is reused. `retry` repeats failed runs. The report shows `command` as the one typed.
+    `progress` gets a `runs` event for each run that ends, out of `total`, by default the runs of the study. Without
+    `keep_checkpoints`, the checkpoint of a finished run is removed once no run left needs its training. Raises
+    `UserError` before the first run for all that can be checked by then.
     """
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
         raise UserError(f"{results} holds the results of another study; name another folder with --out")
@@ -148,7 +148,7 @@ def _finished(runs: Path) -> dict[str, Path]:
 
 
 def _key_by_now(folder: Path) -> str | None:
-    """Return the key of a finished run with the settings that came since at their defaults; None if it is gone."""
+    """Return a finished run's key with newer settings at their defaults; None if its recipe or corpus is gone."""
     with suppress(UserError, OSError, ValueError, TypeError, KeyError):
         about = read_json(folder / RECIPE)
         return _key(Recipe.from_json(about["recipe"]), about["seed"], Corpus.load(Path(about["corpus"])))
@@ -275,7 +275,7 @@ def training_of(run: Run) -> object:
 
 
 def keep(study: Study, planned: list[Run], results: Path) -> list[Row]:
-    """Write the rows of what is over, by label and seed, and give them."""
+    """Write the rows of all runs that are over, by label and seed, and return them."""
     inside = sorted(planned, key=lambda run: (study.labels.index(run.label), run.seed))
     rows = [facts for run in inside if (facts := row(study, run)) is not None]
     write_rows(results / RESULTS, rows)

@@ -150,11 +150,11 @@ def search(
 ) -> Results:
     """Run trials of a study's base as its entries, each proposed in view of those before.
 
-    As many are proposed at once as `executor` runs at once. Each has all seeds of the study, and their mean bits per
-    byte is minimized; one that fails or is not possible counts as bad. Proposals stand in `search.jsonl`, an Optuna
+    A batch has as many trials as `executor` runs at once. A trial runs all seeds of the study, and their mean bits per
+    byte is minimized; a trial that fails or is not valid counts as bad. Trials are kept in `search.jsonl`, an Optuna
     journal in the results' `folder`: the same search goes on there, another begins anew. A pruner ends runs by their
-    training loss, whose worth `caddie.lab.agreement` measures. The folders of runs are made below `runs`. `how` is
-    what else `run_study` takes.
+    training loss; `caddie.lab.agreement` measures how well that predicts final scores. Run folders are made below
+    `runs`. `how` holds further arguments of `run_study`.
 
     Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
     """

@@ -67,12 +67,14 @@ def select(
 ) -> Selection:
     """Greedy forward selection: add the best of the entries that are better than what is chosen so far, until none is.
 
-    Each round is a study of every entry that is left, NAME-roundN with results in roundN of `folder`; its base is what
-    is chosen so far, with which all are compared, whatever they are set against. An entry that does not fit that base
-    is left out. `how` is what else `run_study` takes. Raises `UserError` for a stated `step_cost`.
+    Each round is a study NAME-roundN of all entries left, with results in `folder`/roundN. Its base has what is chosen
+    so far, and every entry is compared with it, whatever its `against`. An entry that does not fit that base is left
+    out. `how` holds further arguments of `run_study`. Raises `UserError` for a stated `step_cost`.
     """
     if any(entry.step_cost is not None for entry in study.entries.values()):
-        raise UserError("a stated step_cost is of the rival alone, and selection adds entries up; leave one out")
+        raise UserError(
+            "a stated step_cost holds beside one rival alone, and selection adds entries up; leave step_cost out"
+        )
     folder, recipe, left = folder or Path("runs") / study.name, study.recipe(BASE), dict(study.entries)
     progress, rounds, chosen = progress or Display(stream=sys.stdout), list[Results](), list[str]()
     while True:

@@ -49,7 +49,7 @@ class Estimate:
 
     value: float
     standard_error: float
-    """Of the first error."""
+    """Standard error of the first error."""
     degrees: float
     """Degrees of freedom of the first error."""
     second: Part | None = None
@@ -74,10 +74,10 @@ class Estimate:
     def _below(self, error: float) -> float:
         """Return the probability that the error lies below `error`.
 
-        Of two errors it is that of Behrens and Fisher. For three seeds and more the prior of Ghosh and Kim replaces
-        theirs, which is too careful where the second error is the larger: with the second's share of the variance as
-        its weight, the first has its sum of squares but two degrees more. Two seeds are too few for that prior. A tail
-        is never lighter than that of the first error alone.
+        For two errors it is that of Behrens and Fisher, which is too careful where the second error is the larger. From
+        three seeds on, the one by the prior of Ghosh and Kim is mixed in, which gives the first error the same sum of
+        squares and two degrees more; its weight is the second error's share of the variance. Two seeds are too few for
+        that prior. A tail is never lighter than that of the first error alone.
         """
         from scipy.special import stdtr
 
@@ -167,10 +167,10 @@ def paired(against: Sequence[float], values: Sequence[float]) -> Estimate:
 def document_part(sizes: Sequence[float] | np.ndarray, bits: Sequence[np.ndarray]) -> Part | None:
     """Return the error of sum(bits) / sum(sizes) that other documents of the same source would make.
 
-    `sizes` are those of the documents, `bits` figures of them for each of two seeds or more. The variance is that which
-    the seeds have in common: the mean, over pairs of seeds, of the products of a document's two residuals. That is the
-    variance clustered by document less the part that differs from seed to seed, which the spread of the seeds' means
-    holds already. So it adds to that one. None if it is not above zero.
+    `sizes` are those of the documents, `bits` their figures for each of two seeds or more. The variance is the part
+    that the seeds share: the mean, over pairs of seeds, of the products of a document's two residuals. The part that
+    differs from seed to seed is left out: the spread of the seeds' means already holds it, so the two variances add up.
+    None if the variance is not above zero.
 
     The degrees of freedom are those of a sum of squares of unequal weights and heavy tails, by its fourth moment
     (Satterthwaite, Biometrics Bulletin 2, 1946).
@@ -199,9 +199,9 @@ def power(
     `deviations` are the standard deviations of both groups (Welch's test), or the one of the differences (paired).
 
     The paired statistic is noncentral t with n - 1 degrees about effect / sqrt(deviation^2 / n). Welch's takes its
-    degrees from the sample variances. Given the share that the first of them, over its true value, has in their sum, it
-    is a scaled noncentral t with 2 (n - 1) degrees; the share is beta distributed, and the mean over it is taken. With
-    degrees from the true variances the power of three seeds would come out up to 0.16 too high.
+    degrees from the sample variances. Divide each of them by its true variance: given the first one's share of the sum,
+    Welch's is a scaled noncentral t with 2 (n - 1) degrees. The share is beta distributed, and power is the mean over
+    it. With degrees from the true variances the power of three seeds would come out up to 0.16 too high.
 
     `documents` is the standard error that the held-out documents add to the paired one, whatever the seeds. The bar is
     then that of Cochran and Cox ("Experimental designs", 1950): the two quantiles, weighted by the variances.

@@ -93,12 +93,12 @@ class ModelledSeconds(EqualBudget):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Effect of a change by a source."""
+    """Effect of a change, as a source states it."""
 
     word: Literal["better", "worse", "same"]
-    """Its verdict."""
+    """The source's verdict."""
     difference: float | None = None
-    """Bits per byte against its base, negative where better, if it says so."""
+    """Difference from the source's base in bits per byte, negative is better; None if it states none."""
     source: str
     """Place of the source."""
     note: str = ""
@@ -122,7 +122,7 @@ class Entry:
     public_score: float | None = None
     """Public bits per byte of the same at full size, or none; the report compares their order with ours."""
     step_cost: float | None = None
-    """Time of a step at full size as a multiple of the rival's, by a source; none leaves it to `ModelledSeconds`."""
+    """Step time at full size as a multiple of the rival's, as a source states it; none if it is to be modelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class Study:
     margin: float = 0.0
     """Bits per byte that a difference must exceed to matter."""
     fraction: float = 1.0
-    """Part of each run's budget that is done, with all that counts steps (`part`)."""
+    """Fraction of each run's budget to run; settings that count steps shrink with it (`shortened`)."""
     scales: Mapping[str, Diff] = field(default_factory=dict)
     """Name of a scale to a diff of the base, smallest first, for `caddie study --ladder`."""
 
@@ -209,7 +209,7 @@ class Study:
 
     @cached_property
     def step_times(self) -> dict[str, StepTime]:
-        """Return the time of a step of each label at full size; empty unless that is the budget's.
+        """Return each label's step time at full size; empty unless the budget is `ModelledSeconds`.
 
         Raises `UserError` for a label whose time is not known.
         """
@@ -217,7 +217,7 @@ class Study:
         return {label: self._step_time(label) for label in labels}
 
     def _step_time(self, label: str) -> StepTime:
-        """Return the time of the next rival without a stated cost, times the costs that are stated up to there."""
+        """Follow the rivals to the first label without a stated cost; return its step time, times the stated costs."""
         chain, costs = [label], list[float]()
         while (entry := self.entries.get(chain[-1])) and entry.step_cost is not None:
             if entry.against in chain:
@@ -242,8 +242,8 @@ class Study:
     def to_json(self) -> dict[str, Any]:
         """Return the description of the study that its report needs.
 
-        `public` are the results of the base or of the recipe whose mini it is; `base_values` what it has at all paths
-        that an entry changes, as it could be typed.
+        `public` are the public results of the base, or of the recipe whose twin it is. `base_values` are the values of
+        the base at all paths that an entry changes, as they could be typed.
         """
         twin_of = shipped().get(full_name(self.base.name))
         public = self.base.public or (twin_of.public if twin_of else ())
@@ -316,8 +316,8 @@ def find_study(name: str) -> Study:
 def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Study:
     """Return the study that reverts each of the recipe's changes to `origin` in turn; `settings` are a study's.
 
-    That is its base if left out. Lines that only fit one another go together. Raises `UserError` for a recipe without a
-    base or a difference to it.
+    `origin` is the recipe's base unless given. Changes that are valid only together are reverted together. Raises
+    `UserError` for a recipe without a base, and for a change that cannot be reverted.
     """
     if origin is None and recipe.base is None:
         raise UserError(f"{recipe.name or 'the recipe'} has no base, so there is nothing to revert; name one that has")

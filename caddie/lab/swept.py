@@ -18,9 +18,9 @@ def swept(study: Mapping[str, Any], groups: Mapping[str, Sequence[Mapping[str, A
     """Return the scores over the one or two numbers in which most labels of a study differ, else None.
 
     Settings that change together are one axis. The axis with more values comes first; the other has a line for each of
-    its values. Labels that change anything else are left out. What the base has is in the study's `base_values`.
-    `groups` has the finished runs of each label; seeds that some point lacks are left out, because scores of different
-    seeds do not tell one value from another, unless that would leave none.
+    its values. Labels that change anything else are left out. The base's values are in the study's `base_values`.
+    `groups` has the finished runs of each label. Only seeds that every point has are used, because scores of different
+    seeds cannot be compared; if no seed is left, all are used.
     """
     changes = {label: _changes(study, label) for label in study["entries"]}
     chosen, axes = _chosen({label: found for label, found in changes.items() if None not in found.values()})

@@ -7,8 +7,8 @@ A study has many entries, so some look better by chance alone. So p is adjusted 
 Hochberg, see `caddie.lab.stats`), whatever each is compared with, and with q below the level the expected share of
 wrong "better" and "worse", wrong signs among them, is at most the level (Benjamini and Yekutieli, "False discovery
 rate-adjusted multiple confidence intervals for selected parameters", J. American Statistical Association 100, 2005).
-That is proven for independent entries. These share a base, or are one another's; simulation finds no more errors for it
-(docs/statistics.md).
+That is proven for independent entries. Entries here share a base, or are compared with one another; in simulation they
+have no more errors for that (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Spread:
     unpaired: float
     """Standard error if each label had seeds and documents of its own."""
     seeds: float
-    """Part of the paired one that comes of the seeds."""
+    """Part of the paired standard error that comes from the seeds."""
     documents: float | None
-    """Part of the paired one that comes of the documents; None where their bits are not known."""
+    """Part of the paired standard error that comes from the documents; None where their bits are not known."""
 
     @property
     def paired(self) -> float:

@@ -99,7 +99,7 @@ class Orthogonal(Initial):
 
 
 class Overtone(Initial):
-    """Normal values, with singular values replaced by ones that fall like one over the root of their number."""
+    """Normal values whose singular values are replaced: number k, from 1, becomes the largest over the root of k."""
 
     techniques = known(
         "A table starts with a spectrum like that of a trained one.",

@@ -38,7 +38,7 @@ class TrainingText(CalibrationText):
     """Random rows of the training shards, never of held-out text."""
 
     tokens: Count = 65_536
-    """Tokens of all processes together; at least one row for each is taken."""
+    """Tokens of all processes together; each process takes at least one batch."""
     batch_tokens: Count = 1024
     """Tokens, of one row at least, whose gradients are summed before they are squared; more are quicker, less exact."""
     seed: int = 0

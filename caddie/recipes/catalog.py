@@ -53,8 +53,8 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
     """Return a recipe by its name or alias; its twins are `NAME_mini` and `NAME_scale`, a user's own `FILE.py:NAME`.
 
     A file of TOML or JSON and the folder of a run are recipes as well (`recipe_file.py`). The experiments of public
-    system 000 are found by their labels, as `public_000:LABEL`. `within` are the files whose base it is. Raises
-    `UserError` for an unknown name.
+    system 000 are found by their labels, as `public_000:LABEL`. `within` are the files that led here by their `base`.
+    Raises `UserError` for an unknown name.
     """
     if name not in _SHIPPED and (file := recipe_path(name)) is not None:
         if (place := file.absolute()) in within:

@@ -1,7 +1,7 @@
 """The contest's last records, from the document mask to the best, each a small diff on an earlier one.
 
-Left out is what records do against the order of scoring, hints in the order of the file, and a smear that crosses
-documents. Caps that no optimizer holds stay, for their parameters are counted.
+Left out are n-gram hints in the order of the file, though documents are scored in another order, and a smear that
+crosses documents. Softcaps that no optimizer trains stay, because their parameters are counted.
 """
 
 from __future__ import annotations

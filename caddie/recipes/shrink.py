@@ -7,7 +7,7 @@ A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows an
   left out, since it would take longer than training.
 - `NAME_scale` makes as many steps as the recipe's public runs, at its depth, so that schedules, averages, recurrence
   and test-time training are what they are at full size. Weight decay shrinks with the square root of the tokens of a
-  step, as the part of a normalized update does that is no noise: weights end where that part and decay are in balance.
+  step. So does the part of a normalized update that is not noise, and weights end where that part and decay balance.
   It takes minutes to hours (`docs/studies.md`).
 
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
@@ -241,8 +241,8 @@ def _twin_schedule(schedule: Number, steps: float) -> Number:
 def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
     """Return model and training at a size of milliseconds, with the depth, layers, size of heads and every choice kept.
 
-    The bound of the gradient is lowered until it acts. Heads are fewer and the width with them, where the attention has
-    fields of these names; windows and pieces of documents shrink with the rows.
+    The clipping norm is a thousandth of the recipe's, so that it clips. Heads are fewer, and the width shrinks with
+    them, if the attention has fields for heads. Windows and pieces of documents shrink with the rows.
     """
     scale = row_scale(recipe.train)
     train = replace(

@@ -160,7 +160,7 @@ class Display(Progress):
             self._doing(event["text"])
 
     def _tokens(self, done: int, total: int) -> None:
-        """Show tokens done, and speed and time left by those since the first event, whose time has the start in it."""
+        """Show tokens done. Speed and time left count from the first event on: its own time includes the start-up."""
         self._first_tokens = before, began = self._first_tokens or (done, self.now())
         tokens, seconds = done - before, self.now() - began
         speed = tokens / seconds if tokens > 0 and seconds > 0 else 0.0
@@ -198,7 +198,7 @@ class Display(Progress):
         return math.inf if self._live is None else self._live.console.width - _PHASE_WIDTH - _BAR_WIDTH - 2
 
     def _show(self, progress: float, line: str, fitting: str | None = None) -> None:
-        """Show a line, and how far its phase is; beside the bar what is `fitting` of it."""
+        """Show a line and the progress of its phase; beside a live bar, show `fitting` instead if it is given."""
         self._last_step = line
         if self._live is not None:
             if self._task is None:

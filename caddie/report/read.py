@@ -43,7 +43,7 @@ def pick(value: Any, *path: str | int) -> Any:
 
 
 def file_scores(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return kind to score of the file, of plain, sliding and adaptive those that it has; the last is the run's."""
+    """Return the packed file's scores by kind (plain, sliding, adaptive), where it has them; the last is the run's."""
     scores = result["scores"]
     return {kind: one for kind in ("plain", "sliding", "adaptive") if (one := scores.get(f"quantized_{kind}"))}
 

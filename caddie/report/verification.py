@@ -12,7 +12,7 @@ OUTCOMES: Mapping[bool | None, str] = {True: "pass", False: "FAIL", None: "incon
 
 
 def passed(outcomes: Iterable[object]) -> bool | None:
-    """Return False if one of several failed, else None if one decided nothing, as what no check says, else True."""
+    """Return False if any outcome is False, else None if any is no boolean (undecided or missing), else True."""
     found = {outcome if isinstance(outcome, bool) else None for outcome in outcomes}
     return False if False in found else None if None in found else True
 

@@ -32,7 +32,7 @@ def cap_of_recipe(recipe: Recipe, metadata: Metadata | None = None) -> FileCap:
 def cap_of_stated(
     recipe: Mapping[str, Any], needed: Sequence[bytes], training: Sequence[bytes], parts: Mapping[str, int]
 ) -> FileCap:
-    """Return the bytes that the file of a recipe may have, given as JSON, whose classes this process need not have.
+    """Return the bytes that the file of a recipe may have. The recipe is JSON: its classes need not be known here.
 
     `needed` and `training` are the contents of users' files as in `with_parts`.
     """

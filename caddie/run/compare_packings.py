@@ -190,7 +190,7 @@ class _Bench:
 
     @torch.no_grad()
     def _bits_per_byte(self, weights: Mapping[str, Tensor]) -> float | None:
-        """Of the text to measure on, at the bytes per token of all training text; None without any."""
+        """Return bits per byte of the text to measure on, at the bytes per token of all training text, or None."""
         if not self.rows:
             return None
         self.model.load_state_dict(dict(weights))

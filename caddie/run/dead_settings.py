@@ -230,7 +230,7 @@ def _with_reads(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator
 class _Observed:
     """A recipe and the behaviour of its copy; others are compared with it up to the first difference.
 
-    It trains no further than a comparison needs, so all that it reads is known once one comparison went to the end.
+    The copy trains only as far as a comparison needs, so `read` is complete once one comparison has gone to the end.
     """
 
     def __init__(self, recipe: Recipe, changes: list[_Change]) -> None:

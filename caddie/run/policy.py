@@ -29,9 +29,9 @@ Part = Literal[
     "text",
     "decoders",
 ]
-"""Parts of the file, `source` included where the file carries it; what scoring needs of caddie and what training needs
-beyond that, stripped and compressed, carried or not; the scored text as the model codes it, which is the score in
-bytes; and the libraries that reading the file needs, as installed."""
+"""Parts of the file up to `source`, which is there if the file carries it. Code, stripped and compressed, in the file
+or not: `source_needed` is what scoring needs, `source_training` what training needs besides. `text` is the scored text
+as the model codes it: the score in bytes. `decoders` are the installed libraries that reading the file needs."""
 
 Phase = Literal["prepare", "train_warmup", "calibrate", "train", "pack", "load", "warm_up", "score", "verify"]
 """Phases of a run. `load`, `warm_up` and `score` are those of the artifact in a fresh process, by its own scoring."""
@@ -108,10 +108,10 @@ POLICIES = (CONTEST_2026, STRICT, HUTTER)
 
 
 def overrun_seconds(step_seconds: float) -> float:
-    """Return the seconds that contest training may end late: two average steps, 1 s at most and where they are unknown.
+    """Return the seconds that contest training may end late: two average steps, at most 1 s; 1 s if they are unknown.
 
-    It stops between steps, some scripts stop one late, and the last steps are longer. Of merged records the latest was
-    0.137 s late.
+    Training stops between steps, some scripts stop one step late, and the last steps are longer. No merged record was
+    more than 0.137 s late.
     """
     return min(2 * step_seconds or 1.0, 1.0)
 
@@ -180,7 +180,7 @@ class FileCap:
 
 
 def file_cap(pack: Pack, code: Mapping[str, int | None], parts: Mapping[str, int] = MappingProxyType({})) -> FileCap:
-    """Return the bytes that a file may have, of whose `parts` besides the weights the bytes are known.
+    """Return the bytes that a file may have; `parts` holds the bytes of its parts (the weights' are not used).
 
     `code` holds the bytes of code that are not in the file, by `Part`. Raises `UserError` if it takes the whole cap.
     """

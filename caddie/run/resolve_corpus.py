@@ -153,7 +153,7 @@ _FILES: dict[str, tuple[str, type[SentencePieceFile | HuggingFaceFile | Tiktoken
     "hugging_face": (".json", HuggingFaceFile),
     "tiktoken": (".tiktoken", TiktokenFile),
 }
-"""Kind of tokenizer to the name's end and the source of its file."""
+"""Kind of tokenizer to the suffix of its file and the class that reads it."""
 
 
 def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:

@@ -176,10 +176,10 @@ def rounding_loss(scores: Mapping[str, Any]) -> float:
 
 
 def _decline(curve: list[tuple[int, float]], file_bytes: int) -> float | None:
-    """Return the slope of the logarithm of the predicted loss per byte, at a file of this size.
+    """Return by how much the logarithm of the predicted loss falls per byte, at a file of this size.
 
-    Along a curve of rate and distortion it falls in proportion to the bytes (a bit for each weight takes three quarters
-    of the loss), so it is read from the line through the chosen point and the nearest that is 1 % of its bytes away.
+    The logarithm falls in proportion to the bytes (one bit more per weight takes three quarters of the loss). So a line
+    is drawn through the point of this size and the nearest point whose size differs by more than 1 %.
     """
     points = {size: loss for size, loss in curve if loss > 0}
     far = [size for size in points if abs(size - file_bytes) > 0.01 * file_bytes]

@@ -84,9 +84,9 @@ class Pruned(Exception):
 def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None]:
     """Write why the block failed to `error.json` in a run folder; the `first` process removes it when it begins.
 
-    The first reason stays: what other processes meet after it may come of it. An interrupted run has not failed, nor
-    has a process that lost another: that one has said why, or is begun again. A mistake of the user's that is found
-    before the run has written anything leaves the folder as it was.
+    The first reason stays: later failures of other processes may follow from it. An interrupted run has not failed. Nor
+    has a process that lost another: the lost one gives the reason, or is started again. A mistake of the user's that is
+    found before the run has written anything leaves the folder as it was.
     """
     before, earlier = _state(folder), (folder / ERROR).read_bytes() if (folder / ERROR).is_file() else None
     if first:
@@ -109,7 +109,7 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
 
 @contextmanager
 def hold_folder(folder: Path, ranks: Ranks, progress: Progress | None, *, alone: bool) -> Iterator[Phases]:
-    """Hold a run folder while its run is at work: refuse another's, lock it, and record why the block failed.
+    """Hold a run folder during its run: refuse a foreign or a finished one, lock it, and record why the block failed.
 
     Yields the clock of the phases, which shows them on standard error of each machine unless `progress` is given. A run
     that is not `alone` is one of a study, which keeps files of its own in the folder before and holds its lock.

@@ -190,7 +190,7 @@ def under_torchrun() -> bool:
 
 
 def world_size(otherwise: int) -> int:
-    """Return the number of processes that this one was started as one of, or `otherwise`."""
+    """Return the number of processes started together, this one included; `otherwise` if WORLD_SIZE does not say."""
     with suppress(ValueError):
         return int(os.environ.get("WORLD_SIZE", otherwise))
     return otherwise
@@ -274,7 +274,7 @@ def _watch(rank: int, world: int, over: threading.Event) -> None:
     """Show the other processes that this one lives, and end it if one of them is silent, until all is `over`.
 
     A process that is frozen, or whose machine is gone, closes no connection, so others would wait for it for ever.
-    Missing signs are counted in own ones: if all processes stood still, nobody is accused.
+    Missing signs are counted while this process itself goes on: if all stood still, none is taken for lost.
     """
     signs = {other: 0 for other in range(world) if other != rank}
 
@@ -309,7 +309,7 @@ def lost_another(error: Exception) -> bool:
 
 
 def reported_elsewhere() -> bool:
-    """True in a process of `launch`, which tells what signal ended another, as that one tells its other reasons."""
+    """True in a process of `launch`: `launch` reports a process that a signal ended; each reports its own errors."""
     return "CADDIE_LAUNCHED" in os.environ
 
 
@@ -364,10 +364,10 @@ def launch(world: int, arguments: Sequence[str]) -> int:
 
 
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int]:
-    """Wait for all processes, or kill the others if one fails. Return rank and status of the cause, or of the first.
+    """Wait for all processes, or kill the others if one fails. Return rank and status of the cause, or zeros.
 
-    A signal, which is negative, is the cause of the other failures; a process that lost another ends with 1, and so is
-    the last to be taken for it.
+    A signal (negative status) is taken for the cause first, and status 1 last: a process that only lost another ends
+    with 1.
     """
 
     def failed() -> list[tuple[int, int]]:

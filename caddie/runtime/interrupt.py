@@ -20,7 +20,7 @@ R = TypeVar("R")
 PATIENCE_SECONDS = 0.5
 """Seconds that the work has to end by itself after a signal."""
 MESSAGES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-"""Signal that ends a command to what it then says."""
+"""Signal that ends a command to the message that the command prints."""
 SIGKILL = 9
 """Number of a signal for which Windows has no name."""
 

@@ -74,7 +74,7 @@ def memory(proc: Path = PROC, groups: Path = GROUPS) -> Memory:
 
 
 def free_bytes(device: torch.device, processes: int = 1) -> int:
-    """Return the bytes that processes like this one may have in all: those that are free, and on a CPU their own."""
+    """Return the bytes that `processes` like this one may use: the free ones and, on a CPU, those they already hold."""
     if device.type == "cuda":
         import torch
 

@@ -96,9 +96,9 @@ def weights_identity(gpt: GPT, config: Train, documents_sha256: str) -> dict[str
 
 
 def open_log(log: Path) -> IO[str]:
-    """Open a log to append to it, on a line of its own. It is a new file that takes the old one's place.
+    """Open a log for appending, at the start of a line. A copy takes the old file's place.
 
-    A process that wrote to the old one, was given up and goes on after all then writes to a file without a name.
+    So a process that hung, was given up and wakes again writes to the old file, which has no name any more.
     """
     with replacing(log) as temporary:
         before = log.read_bytes() if log.exists() else b""

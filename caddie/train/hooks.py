@@ -35,7 +35,7 @@ LOG_SECONDS = 0.5
 HELD_OUT_TIMES, HELD_OUT_SHARE = 50, 0.01
 """Most measurements of held-out text during training, and the largest part of its time that they take together."""
 BUSY_SECONDS = 2.0
-"""Time after which a busy machine is told."""
+"""Time after which a run warns of a busy machine."""
 HELD_OUT_BATCH_TOKENS = 8192
 """Tokens of held-out text that are measured at once: less memory than a step takes."""
 
@@ -74,7 +74,7 @@ class RunState(ABC):
         self.trainer, self.config, self.budget, self.log = trainer, trainer.config, trainer.config.budget, log
         self.background = BackgroundJobs(trainer.asynchronous)
         self.at = self.done = TrainProgress(0, 0.0, self.budget)
-        """Before the next step, and after the last step whose loss was read."""
+        """Progress before the next step, and progress after the last step whose loss was read."""
         self.cpu = CpuShare(torch.get_num_threads())
         self.position, self.loss = 0, math.nan
         """Micro-batches that all processes together have read, and the loss that was read last."""
@@ -268,7 +268,7 @@ class HeldOut:
         self._measured, self._spent, self._cost = -1, 0.0, 0.0
 
     def after_step(self) -> None:
-        """Measure if another fiftieth of the budget has passed, unless more than a hundredth of the time would go."""
+        """Measure at every fiftieth of the budget, unless all measuring would exceed a hundredth of the time so far."""
         at = self.run.at
         affordable = self._spent + self._cost <= HELD_OUT_SHARE * at.seconds
         if self.batches and affordable and int(at.progress * HELD_OUT_TIMES) > self._measured and at.progress < 1.0:

@@ -116,7 +116,7 @@ def train(
         run.restore()
         if run.at.progress >= 1.0:
             log.note(f"training is done, at step {run.at.step:,}")
-            run.forecast.forecaster = None  # the log has its last, from gradients that are gone
+            run.forecast.forecaster = None  # the log has the last forecast, and its gradients are gone
         compiled, recorded = trainer.compiled, trainer.recordings is not None
         chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}
         begun = {"event": "start", "step": run.at.step, "seconds": run.at.seconds}
@@ -193,7 +193,7 @@ class Run(RunState):
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
-        if self.trainer.ranks.maximum(float(self.checkpoint.path.exists()))[0]:  # all alike: they read it together
+        if self.trainer.ranks.maximum(float(self.checkpoint.path.exists()))[0]:  # all alike: `state` is a collective
             found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
             step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
             self.at = self.done = TrainProgress(step, seconds, self.budget)

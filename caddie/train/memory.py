@@ -34,7 +34,7 @@ from caddie.train.settings import Train
 from caddie.train.trainer import Trainer
 
 _REAL_FLOPS = 2e11
-"""Arithmetic up to which real tensors are traced: two seconds. Fake ones take as long to import the compiler."""
+"""FLOPs up to which real tensors are traced: two seconds, as long as importing the compiler takes for fake ones."""
 _LIBRARIES = 64 << 20
 """Code that PyTorch loads for its first step, and memory that its kernels keep."""
 _HOLES = 0.65
@@ -77,7 +77,7 @@ class MemoryEstimate:
         return f"{'about' if self.traced else 'less than'} {self.total / GIB:,.1f} GiB"
 
     def needed(self, ranks: Ranks) -> int:
-        """Return the bytes of all processes of a machine; on a GPU those that compiling cannot save."""
+        """Return the bytes that must fit: of all processes on a CPU; on a GPU `state`, which compiling cannot save."""
         return self.state if ranks.device.type == "cuda" else ranks.world * self.total
 
 

@@ -32,15 +32,15 @@ _TIMES = 20  # forecasts over the budget, where they are quick enough
 _FORECAST_SHARE, _CODING_SHARE, _OBSERVE_SHARE = 0.002, 0.001, 0.001
 """Parts of the time so far that forecasts, coding for them, and looks at gradients may have taken."""
 _SAMPLE = 1 << 18
-"""Weights that are looked at of a group of tensors of the same shape and quantizer, whose rows are then coded together:
-in all about those of one tensor, because a coder learns as it goes."""
+"""Weights to sample from a group of tensors of one shape and quantizer. The sampled rows are coded together and are
+about as many as one tensor has, because a coder adapts as it codes."""
 _GLANCE = 1 << 13  # elements of an array that are coded on the clock
 _LEAST_ROWS = 8
-_LEAST_ENTROPY = 1 / 16  # of an array's bytes: less is not what decides how many it takes
-_MEMORY = 0.25  # part of the run so far that the average of squared gradients goes back to; they fall by much at first
+_LEAST_ENTROPY = 1 / 16  # of an array's bytes: below that, its coded size depends on other things than entropy
+_MEMORY = 0.25  # part of the run so far that squared gradients are averaged over: the early ones are much larger
 _UNTRAINED_NATS = 5.0
-"""Nats per token that losing all weights would cost by the second order, before any gradient is known: 4.4 to 4.8 in
-three of four trained mini models, 24 in one. A half is for tables, a half for all else."""
+"""Nats per token that losing all weights is assumed to cost, to second order, until a gradient is known. It was 4.4 to
+4.8 in three of four trained mini models, 24 in one. Half of it is for tables, half for all else."""
 _TABLE_BITS, _MATRIX_BITS = 0.1, 0.3
 """Bits a weight saved because later columns take up the errors of those before: 0.03 to 0.18 in tables and 0.2 to 0.5
 in most matrices of these models."""
@@ -57,9 +57,9 @@ class _Ratios:
 
     whole: dict[str, float]
     glance: dict[str, float]
-    """The same for their first elements alone."""
+    """The same for the first elements of the arrays alone."""
     seconds: float
-    """Seconds of that coding."""
+    """Seconds that coding the first elements took."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,12 @@ class Forecast:
 class Forecaster:
     """Forecasts from the weights and gradients of a run.
 
-    Sizes come from a sample of the rows of each weight, quantized as the recipe says and coded as it says, or by the
-    entropy of what would be coded and what the coder made of the entropy the last time. What an error costs comes from
-    gradients that the training has at hand: of a loss summed over N tokens the gradient has a variance of about N times
-    the diagonal of the Fisher information. Its square has N² times that of the mean gradient besides, in which all
-    tokens agree, so the variance is taken from two steps in a row. It is kept as a number for each row and each column
-    (Adafactor, arXiv 1804.04235). Weights for `Waterfilling` are not rounded but counted as Gaussian, each with the
-    deviation of its row and column.
+    Sizes come from a sample of the rows of each weight, quantized as in the recipe. The sample is coded, or its size is
+    its entropy times the ratio of bytes to entropy when it was last coded. The cost of an error comes from gradients of
+    the training: if the loss is summed over N tokens, the variance of its gradient is about N times the diagonal of the
+    Fisher information. The squared gradient also has N² times the squared mean gradient, so the variance is taken from
+    the difference of two steps. It is kept as one number for each row and each column (Adafactor, arXiv 1804.04235).
+    Weights for `Waterfilling` are not rounded but counted as Gaussian, with the deviation of their row and column.
     """
 
     def __init__(self, gpt: GPT, config: Pack, size: Callable[[Dequantizers, list[Section]], int]) -> None:
@@ -132,7 +131,7 @@ class Forecaster:
     def observe(self, parameters: Mapping[str, Tensor], factor: float) -> None:
         """Take in gradients; `factor` times their variance is the Fisher information per token.
 
-        Every second call, of a step soon after the first, something is learned.
+        Calls come in pairs, for two nearby steps; the second of a pair updates the running averages.
         """
         began = time.perf_counter()
         gradients = {
@@ -282,7 +281,7 @@ class _Estimates(Candidates):
         return known.whole
 
     def _coded(self, quantized: Mapping[str, Arrays], most: int | None = None) -> dict[str, float]:
-        """Bytes over the sum of the entropies of a group's arrays, or both of the first `most` elements of all."""
+        """Return coded bytes over entropy of a group's arrays, or of about the first `most` elements alone."""
         ratios, first = {}, next(iter(quantized))
         for key in quantized[first]:
             arrays = [np.atleast_1d(arrays[key]) for arrays in quantized.values()]
@@ -294,7 +293,7 @@ class _Estimates(Candidates):
         return ratios
 
     def _waterfilled(self, name: str, quantizer: Quantizer) -> tuple[float, float]:
-        """Bytes and nats of the steps that cost alike, from how many weights have which deviation."""
+        """Return bytes and nats of a weight under `Waterfilling`, from its counts of deviations."""
         assert isinstance(quantizer, WaterfillingSteps)
         if name not in self._gaussians:
             self._gaussians[name] = self._deviations(name)
@@ -305,7 +304,7 @@ class _Estimates(Candidates):
         return float(counts @ bits + sides) / 8 + 4 * LENGTH_BYTES + 8, 0.5 * quantizer.step**2 * float(counts @ errors)
 
     def _deviations(self, name: str) -> Floats:
-        """Count the weights of the whole tensor by `_OCTAVES`, such that a step costs 1/2 nat."""
+        """Count the whole tensor's weights by the octave of their deviation, the unit being an error of 1/2 nat."""
         rows, columns = self.costs[name]
         energy = rows[:, None] * as_matrix(self.weights[name]).square() * columns
         over = [part.clamp_min(2.0**-100).log2() for part in (energy.sum(1), energy.sum(0), energy.sum())]
@@ -324,7 +323,7 @@ def _moved(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _entropy_bytes(array: npt.NDArray[np.generic]) -> float:
-    """Bytes of the array if each of an element's bytes were coded by how common it is; never next to nothing."""
+    """Return an array's entropy in bytes, each byte plane on its own; at least `_LEAST_ENTROPY` of its size."""
     bits = 0.0
     for plane in np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, array.itemsize).T:
         counts = np.bincount(plane)

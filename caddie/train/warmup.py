@@ -24,8 +24,8 @@ from caddie.train.trainer import Execution, Trainer
 MOST_OF_RUN = 0.1
 """Largest part of the budget, of its steps or of its seconds, that the steps of a warm-up may take."""
 _CHECKING_STEPS = 3
-"""Steps after which a gradient has reached every parameter that is not dead: a factor that starts at zero blocks those
-before it until it moved. A run whose warm-up is set to fewer is not checked."""
+"""Steps after which a gradient has reached every parameter that is not dead: a factor that starts at zero blocks the
+gradient of what comes before it until it has moved. A run with fewer warm-up steps is not checked."""
 
 
 def warmup_steps(train: Train, shapes: int) -> int:

@@ -1,4 +1,4 @@
-"""The proxy ladder: what small runs told of large ones, where both are known."""
+"""The proxy ladder: how well small runs predict large ones."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_what_is_written(text: str, quick: None) -> None:
     found = ladder(one, text, executor=Scored(turning), folder=Path("up"))
     page = Path("up/ladder.md").read_text()
     assert page == found.markdown()
-    assert "## What thin told of wide" in page
+    assert "## How well thin predicts wide" in page
     assert "| optimizer | 1 | 0 of 1 | 0% to 98% | 0 of 1 | - | - |" in page
     assert "| entry | kind of change | thin | wide |" in page
     assert r"| a \| b | no kind named |" in page
     assert Path("up/wide/results.jsonl").exists()
     shown = str(found).split("\n")
-    assert shown[0] == "what thin told of wide"
+    assert shown[0] == "how well thin predicts wide"
     assert max(map(len, shown)) <= 79
     again = Scored(turning)
     assert ladder(one, text, executor=again, folder=Path("up")).facts == found.facts

@@ -227,5 +227,5 @@ def test_the_report_says_which_times_are_modelled() -> None:
 
 
 def test_selection_refuses_a_cost_that_it_could_not_add_up() -> None:
-    with pytest.raises(UserError, match="a stated step_cost is of the rival alone"):
+    with pytest.raises(UserError, match="a stated step_cost holds beside one rival alone"):
         select(study(slower=Entry(diff={}, step_cost=1.1)), executor=Mock())

@@ -444,5 +444,5 @@ def test_selection_and_ladder_from_the_command_line(recipe: str, text: str) -> N
     assert "nothing is left to add" in call("study", recipe, "--select", "--data", text, "--quiet").out
     climbed = json.loads(call("study", recipe, "--ladder", "--data", text, "--json", "--quiet").out)
     assert climbed["scales"] == ["small", "large"]
-    assert "what small told of large" in call("study", recipe, "--ladder", "--data", text, "--quiet").out
+    assert "how well small predicts large" in call("study", recipe, "--ladder", "--data", text, "--quiet").out
     assert "one at a time" in call("study", recipe, "--ladder", "--select").err

@@ -57,7 +57,7 @@ class HuggingFaceTokenizer(TextTokenizer):
             index: token.encode() if token in added else _piece(token, decoders) for token, index in vocabulary.items()
         }
         self._set_pieces({**pieces, self.bos: b""}, "this tokenizer.json has")
-        # Where a model takes text that spells BOS for it, the text is cut within.
+        # If a model takes text that spells BOS for BOS, the text is cut inside that spelling.
         self._cut = re.compile(f"(?<={re.escape(begin[:1])})(?={re.escape(begin[1:])})")
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:

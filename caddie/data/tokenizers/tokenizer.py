@@ -190,7 +190,7 @@ class TokenizerSource(Config):
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turn whatever a tokenizer's library raises into a `UserError` that begins with `what`, or says that it lacks."""
+    """Turn errors of a tokenizer's library into a `UserError` that begins with `what`, or names a missing library."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, UserError):

@@ -36,8 +36,8 @@ class LowRank(Wrapper, Quantizer):
     rank: Annotated[int, Range(1, 256)] = 4
     """Columns of A."""
     form: Literal["asymmetric", "symmetric"] = "asymmetric"
-    """A in 2 bits with one step and B in 4 bits with a step for each group of values in a row; or 4 bits, a step for
-    each row of both, which stands in where the values of B do not divide into groups."""
+    """Asymmetric: A in 2 bits with one step, B in 4 bits with a step for each group of values. Symmetric: both in 4
+    bits with a step for each row; this is also taken where the values of B do not divide into groups."""
     group: Annotated[int, Range(1, 65_536)] = 64
     """Values of B that share a step; 32 in the record at 1.0565."""
 

@@ -131,8 +131,8 @@ class SigmaClip(Scale):
     k: Positive = 12.85
     """Standard deviations that map to the largest integer."""
     importance: Fraction = 0.0
-    """Clips are multiplied by 1 + λ(i - 1), with λ this number and i the row's mean |weight| · mean square of its
-    inputs, over the mean of that over the rows. Without calibration all i are 1."""
+    """Clips are multiplied by 1 + λ(i - 1), with λ this number and i the row's importance: its mean of |weight| times
+    the mean square of that weight's input, as a multiple of the average row's. Without calibration all i are 1."""
 
     @property
     def calibrated(self) -> bool:
