@@ -22,8 +22,9 @@ def techniques_page() -> str:
     lines = [
         "# Techniques",
         "",
-        "Every place in a recipe where one of several parts can stand, and every part and setting of which more is"
-        " known. Headings begin with the field's word ([glossary](glossary.md)) and end with the name in caddie.",
+        "Every setting of a recipe: the places where one of several parts can stand, the parts, and the settings of"
+        " each, with what is known of them. Headings begin with the field's word ([glossary](glossary.md)) and end with"
+        " the name in caddie.",
         "Effects are in bits per byte unless said, and minus is better; those measured elsewhere are their authors'.",
         "(base) marks what the recipe `baseline` has. Ideas beside the records are not yet decided: their recipes, and"
         " the seeds that a verdict needs, stand in [a table](results/frontier-ideas.md).",

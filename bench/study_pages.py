@@ -118,7 +118,8 @@ def claims_page(studies: Path = STUDIES) -> str:
         "# The claims of the public systems",
         "",
         f"{len(rows)} claims of the public systems about single changes, beside our results, in bits per byte against"
-        " the same rival; negative is better, in brackets the 95 % interval of three random seeds or more."
+        " the same rival; negative is better, in brackets the 95 % interval of three random seeds or more. The label"
+        ' "seed 003" means public system 003 and no random seed.'
         " **30 seconds** are twins of half a minute (`NAME_mini`), where less than 0.001 is the same:"
         f" {agree} claims are true there, {disagree} not, {undecided} undecided."
         " **At scale** are twins that make all the steps of the public runs (`NAME_scale`), in equal modelled time on"

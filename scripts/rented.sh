@@ -4,7 +4,7 @@
 #     scripts/rented.sh root@HOST run best_record --data fineweb-caseops8192 --gpus 8 --out runs/rented
 #
 # What is behind the host is for `caddie`, and --out names the folder to fetch. FETCH is a `caddie data` command that
-# makes the text there first, as in: FETCH='--fineweb caseops8192 --shards 10 --out fineweb-caseops8192'. Give the same command
+# makes the text there first, as in: FETCH='--fineweb caseops8192 --shards 80 --out fineweb-caseops8192'. Give the same command
 # again to go on after a lost connection: what is installed, fetched and trained stays. PORT is that of ssh.
 set -euo pipefail
 cd "$(dirname "$0")/.."

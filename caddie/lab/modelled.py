@@ -166,8 +166,8 @@ def _scaled(value: Any, small: Any, large: Any, path: str) -> Any:
     if isinstance(value, list) and not isinstance(small, Mapping):
         return value
     raise UserError(
-        f"{path} has a value of another kind in the twin, so the time of a step with this one is not known; state it, as"
-        f" in {_STATED}"
+        f"{path} has a value of another kind in the twin, so the time of a step with this one is not known; state it,"
+        f" as in {_STATED}"
     )
 
 

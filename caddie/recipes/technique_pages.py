@@ -14,15 +14,16 @@ def overview() -> str:
     """Return a line of at most `WIDTH` columns for each socket, variant and setting that is a technique."""
     lines = []
     for socket in sockets():
-        more = f", {len(socket.paths) - 1} more" if len(socket.paths) > 1 else ""
-        lines += ["", f"{title(socket)}  {socket.paths[0]}{more}", *_told(socket.settings)]
+        told = _told(socket.settings)
         for variant in socket.variants:
-            lines += [] if socket.alone else [f"  {title(variant)}: {_meaning(variant)}"]
-            lines += _told(variant.settings)
+            told += [] if socket.alone else [f"  {title(variant)}: {_meaning(variant)}"]
+            told += _told(variant.settings)
+        more = f", {len(socket.paths) - 1} more" if len(socket.paths) > 1 else ""
+        lines += ["", f"{title(socket)}  {socket.paths[0]}{more}", *told] if told else []
     lines += [
         "",
         "(base) marks what the recipe `baseline` has. `caddie techniques WORD`",
-        "explains a name above, a setting such as model.block.mlp, or a word such as",
+        "explains a name above, any setting, such as pack.cap_bytes, or a word such as",
         "XSA or bpb.",
     ]
     return "\n".join(crop(line, WIDTH) for line in lines[1:])

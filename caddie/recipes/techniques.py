@@ -104,7 +104,7 @@ class Variant(Entry):
 
 @dataclass(frozen=True)
 class Socket:
-    """A place in a recipe and the classes that fit it; also a class that alone fits its place, if it has techniques."""
+    """A place in a recipe and the classes that fit it, or the one class that does."""
 
     name: str
     """Its class."""
@@ -125,6 +125,10 @@ class Socket:
         return [variant.name for variant in self.variants] == [self.name]
 
 
+_FACTS = ("public",)
+"""Fields of a recipe that are no settings."""
+
+
 def sockets() -> list[Socket]:
     """Return everything that is known, in the order of a recipe's settings."""
     places: dict[type[Config], list[str]] = {}
@@ -135,7 +139,7 @@ def sockets() -> list[Socket]:
     return [
         _socket(cls, tuple(dict.fromkeys(paths)), base, measured)
         for cls, paths in places.items()
-        if variants_of(cls) and (inspect.isabstract(cls) or cls.techniques)
+        if variants_of(cls) and paths[0].partition(".")[0] not in _FACTS
     ]
 
 

@@ -85,7 +85,7 @@ def test_a_number_and_a_schedule_count_alike(twin: str, changed: Any, full: Any)
 
 
 def test_a_change_whose_cost_at_full_size_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"model\.longest is of another kind .*step_cost=1\.03"):
+    with pytest.raises(UserError, match=r"model\.longest has a value of another kind .*step_cost=1\.03"):
         modelled._scaled({"longest": {"kind": "Other"}}, {"longest": 256}, {"longest": 2048}, "model")
     entry = Entry(diff=WIDER)
     refused = replace(study(other=entry), base=find("ngram_tilt_mini"))

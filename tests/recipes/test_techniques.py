@@ -42,6 +42,7 @@ PLAIN = {
     "FanIn": "PyTorch's default start",
     "FanInNormal": "the same with a normal distribution",
     "Float32": "a number format",
+    "GPT": "the model itself; its settings are sockets",
     "GroupedQueryAttention": "attention itself; its settings are techniques",
     "Normal": "a plain start",
     "RMSNorm": "the norm that everything is measured against",
