@@ -323,6 +323,7 @@ def test_a_program_takes_what_caddie_has(text: str) -> None:
 NEEDS = {
     "AutoModelForCausalLM": "needs transformers; `tests/share` runs such a program",
     "load_file(": "needs an export; `tests/share` loads one",
+    "artifact.tokenizer.bos": "goes on with the one before it; `test_readme.py` runs both",
     "caddie.run(": "trains; `test_readme.py` runs it",
     "Study(...": "a part of a definition",
     "audit(tokenizer, documents)": "needs a tokenizer and documents of the reader's own",

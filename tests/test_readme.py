@@ -39,16 +39,19 @@ def test_the_program_is_twelve_lines_and_scores_alike_twice(
     (tmp_path / "my_texts").mkdir()
     for path in (ROOT / "caddie").rglob("[ab]*.py"):
         shutil.copy(path, tmp_path / "my_texts" / f"{path.stem}.txt")
-    exec(compile(program.replace('"train.seconds": 20', QUICK), "python.md", "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(program.replace('"train.seconds": 20', QUICK), "python.md", "exec"), names)
+    exec(compile(BLOCKS[1], "python.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
     first, again = float(printed[0].split()[0]), float(printed[1])
     assert first < 7
     assert again == pytest.approx(first, abs=1e-6)
     assert printed[2].startswith("def ")
+    assert printed[-1].startswith("torch.Size([1, ")
 
 
 def test_the_recipe_of_ones_own_is_a_diff_on_its_base(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(BLOCKS[1])
+    (tmp_path / "mine.py").write_text(BLOCKS[2])
     recipe = caddie.find(f"{tmp_path / 'mine.py'}:late_focus")
     assert recipe.name == "late_focus"
     changed = caddie.find("baseline_mini").settings.diff(recipe.settings)
