@@ -51,6 +51,7 @@ def wheel(tracked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", source, folder)
 
 
+@pytest.mark.long
 def test_every_file_of_the_package_is_in_the_wheel_and_no_other(wheel: Path, tracked: list[str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

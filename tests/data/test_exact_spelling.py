@@ -98,6 +98,7 @@ def test_all_bytes_come_back(tokenizer: Tokenizer, data: bytes) -> None:
     assert tokenizer.bos not in ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer", [*MADE, "1024"], indirect=True)
 def test_hard_bytes_come_back(tokenizer: Tokenizer) -> None:
     for data in [*HARD, b"\n".join(HARD), TEXT, bytes(range(256)), b"a" * 5_000, b" " * 5_000, b"\n" * 5_000]:

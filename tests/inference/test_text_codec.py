@@ -187,6 +187,7 @@ def test_verification_compares_with_the_score(
     assert check.evidence.endswith("stored without compression") == (streams == 0)
 
 
+@pytest.mark.long
 def test_a_tokenizer_that_loses_text_still_gives_it_back(real_data: Path) -> None:
     model = (real_data / "tokenizers" / "fineweb_1024_bpe.model").read_bytes()
     artifact = artifact_of(SentencePieceTokenizer(model), steps=0)

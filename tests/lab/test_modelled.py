@@ -67,6 +67,7 @@ def test_a_changed_number_counts_by_the_ratio_of_recipe_and_twin() -> None:
 LONGEST = "model.block.attention.longest"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("twin", "changed", "full"),
     [

@@ -637,6 +637,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert 'name="viewport"' in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["name", "label", "why", "kind", "claim", "diff", "error", "device", "public"])
 def test_everything_is_escaped(place: str) -> None:
     evil = "<script>alert(1)</script>\"'\x00&amp;|"

@@ -71,6 +71,7 @@ def test_what_was_not_run_at_scale_is_said_to_be_so(folder: Path) -> None:
     assert "0 of 6 were run, 0 are decided" in page
 
 
+@pytest.mark.long
 def test_hours_come_from_the_estimate_and_figures_from_rows_at_scale(folder: Path) -> None:
     scale = folder / "learning_rate" / "scale"
     scale.mkdir()
@@ -94,6 +95,7 @@ def test_hours_come_from_the_estimate_and_figures_from_rows_at_scale(folder: Pat
     assert "The claims: 0 runs left, 0 core hours, by 1 estimate." in page
 
 
+@pytest.mark.long
 def test_a_claim_counts_as_run_with_three_of_more_seeds(folder: Path) -> None:
     shutil.copytree(folder / "learning_rate", folder / "learning_rate" / "scale")
     path = folder / "learning_rate" / "scale" / STUDY
@@ -105,12 +107,14 @@ def test_a_claim_counts_as_run_with_three_of_more_seeds(folder: Path) -> None:
     assert "0 of 6 were run" in claims_page(folder)
 
 
+@pytest.mark.long
 def test_parts_of_studies_are_no_studies_of_the_page(folder: Path) -> None:
     before = costs_page(folder)
     shutil.copytree(folder / "learning_rate", folder / "learning_rate" / "fraction-0.1")
     assert costs_page(folder) == before
 
 
+@pytest.mark.long
 def test_costs_are_those_of_the_rows(folder: Path) -> None:
     path = folder / "learning_rate" / RESULTS
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -49,14 +49,8 @@ def test_an_artifact_has_the_weights_it_had(name: str) -> None:
     assert found["weights"] == EXPECTED["artifacts"][name]["weights"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in SLOW_TO_SCORE else ())
-        for name, expected in EXPECTED["artifacts"].items()
-        if "nats" in expected
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name, expected in EXPECTED["artifacts"].items() if "nats" in expected])
 def test_an_artifact_has_the_score_it_had(name: str) -> None:
     assert make.nats(read(name)) == pytest.approx(EXPECTED["artifacts"][name]["nats"], rel=1e-9)
 

@@ -191,6 +191,7 @@ def test_bytes_are_those_of_the_smaller_codec(monkeypatch: pytest.MonkeyPatch) -
     assert source_needed.__wrapped__().data == found.data
 
 
+@pytest.mark.long
 def test_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "_strip", str)  # which takes long and changes nothing here
     needed = source_needed.__wrapped__

@@ -137,6 +137,7 @@ def test_decay_by_a_schedule_that_cannot_shrink_is_refused_in_one_line() -> None
         scale(own, "scale", 1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", SCALES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_has_a_twin_of_all_steps(name: str, suffix: str) -> None:

@@ -160,6 +160,7 @@ def test_all_values_may_be_missing(tmp_path: Path) -> None:
     assert "svg" not in page.tags
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -5.0, 0, 1e300])
 def test_numbers_that_make_no_sense(tmp_path: Path, value: float) -> None:
     result, events = make_result(), make_events()

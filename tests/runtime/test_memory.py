@@ -55,6 +55,7 @@ print(kept, alone, by_two())
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="another C library than glibc")
 def test_blocks_are_reused() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)

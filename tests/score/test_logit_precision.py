@@ -87,7 +87,9 @@ def rounded(h: Tensor, weight: Tensor, delta: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("caps", [None, "untrained"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long] * (place > 0)) for place, way in enumerate(WAYS)]
+)
 def test_every_way_of_scoring_keeps_the_logits(way: str, caps: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = score(lifted_model(caps), text(), WAYS[way])
     scores = {}

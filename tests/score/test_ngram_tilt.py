@@ -114,7 +114,7 @@ def test_the_tilted_distribution_is_the_script_s(frontier: Path) -> None:
     torch.testing.assert_close(total.float(), found["normalizer"].float(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 20))])
 def test_counting_at_once_is_counting_one_by_one(seed: int) -> None:
     random = np.random.default_rng(seed)
     stream = random.integers(0, 3, 400)
@@ -182,9 +182,7 @@ def losses(scorer: Scorer, tokens: np.ndarray, rows: int = 4) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(
-    "ttt", [*(name for name in TTT if name != "documents"), pytest.param("documents", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("ttt", [pytest.param(name, marks=[pytest.mark.long] * (name != "none")) for name in TTT])
 def test_repeated_text_scores_better_whatever_the_size_of_a_batch(ttt: str) -> None:
     model, text = small_model(), repeated_text()
     scoring = Scoring(sequence_length=32, stride=16, ttt=TTT[ttt])
@@ -196,7 +194,7 @@ def test_repeated_text_scores_better_whatever_the_size_of_a_batch(ttt: str) -> N
     assert score(model, text, scoring.but(tilt=TILT.but(boost=0.0))).nats == before.nats
 
 
-@pytest.mark.parametrize("ttt", TTT)
+@pytest.mark.parametrize("ttt", [pytest.param(name, marks=[pytest.mark.long] * (name == "chunks")) for name in TTT])
 def test_no_loss_depends_on_what_is_scored_later(ttt: str) -> None:
     """Of the document that is scored last, tokens are changed: no loss of another document moves."""
     model, text = small_model(), repeated_text()

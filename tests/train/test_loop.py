@@ -103,6 +103,7 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     assert start["seconds"] > 0
 
 
+@pytest.mark.long
 def test_the_cpu_share_is_that_of_all_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(event: dict[str, Any]) -> None:
         if event.get("step") == 5 and event["event"] == "step":

@@ -28,6 +28,7 @@ LEAST = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=128)
 TRAIN = Train(steps=10, batch_tokens=4096, micro_batches=2, sequence_length=128)
 
 
+@pytest.mark.long
 def test_the_state_is_that_of_the_optimizers_twice_for_the_warm_up() -> None:
     found = estimate_memory(SMALL, TRAIN)
     averaged = estimate_memory(SMALL, TRAIN.but(averaging=EMA(decay=0.9)))
@@ -46,6 +47,7 @@ def test_fake_tensors_give_the_bytes_of_real_ones(monkeypatch: pytest.MonkeyPatc
     assert fake.step == pytest.approx(real.step, abs=3 << 20)  # real tensors count the buffers of the loss
 
 
+@pytest.mark.long
 def test_more_micro_batches_need_less() -> None:
     steps = [estimate_memory(SMALL, TRAIN.but(micro_batches=count)).step for count in (2, 4, 8)]
     assert steps[0] > 1.5 * steps[1] > 2 * steps[2]

@@ -146,6 +146,7 @@ def test_windows_longer_than_a_batch_are_scored_one_by_one() -> None:
     assert [len(batch) for batch in _batches(own)] == [1, 1, 4, 2]
 
 
+@pytest.mark.long
 def test_the_probability_of_drawn_text_is_known(artifact: Artifact) -> None:
     on = case(artifact, artifact.scoring.plain)
     windows = own_windows(on.base, on.scoring)

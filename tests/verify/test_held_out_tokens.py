@@ -20,7 +20,9 @@ LONG = 3000
 
 def words(seed: int, size: int = LONG) -> bytes:
     chance = random.Random(seed)
-    return " ".join("".join(chance.choices("etaoinshr", k=chance.randint(2, 9))) for _ in range(size)).encode()[:size]
+    return " ".join(
+        "".join(chance.choices("etaoinshr", k=chance.randint(2, 9))) for _ in range(size // 3 + 1)
+    ).encode()[:size]
 
 
 HELD_OUT, TRAIN = ([words(seed) for seed in seeds] for seeds in (range(12), range(100, 140)))

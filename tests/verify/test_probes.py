@@ -344,6 +344,7 @@ def test_probes_on_a_predictor_known_by_hand(
     assert failed(on) == fails
 
 
+@pytest.mark.long
 def test_noise_costs_what_chance_says(artifact: Artifact) -> None:
     """The best predictor of noise pays its entropy; whoever knows how it is made is not accused."""
 

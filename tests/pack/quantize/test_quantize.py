@@ -173,6 +173,7 @@ def test_layout_and_shape_are_kept_and_the_error_is_bounded(quantizer: Quantizer
         assert ((back - weight).abs() <= bound(quantizer, weight)).all(), shape
 
 
+@pytest.mark.long
 @every_quantizer
 @few
 @given(
@@ -302,6 +303,7 @@ def test_fake_is_what_the_arrays_stand_for(quantizer: Quantizer) -> None:
         assert quantizer.fake(weight.bfloat16()).dtype == torch.float32
 
 
+@pytest.mark.long
 @every_fake
 @few
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 300), st.floats(-6, 6))
