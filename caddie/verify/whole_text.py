@@ -24,7 +24,7 @@ from caddie.score import Scorer, Scoring, Window, run_text
 from caddie.score.loop import Losses
 from caddie.score.scorer import nats
 from caddie.verify.black_box import CountingScorer, Floats, ScoredText, StepsDone
-from caddie.verify.changes import GAIN, may_change_ends, percent, undecided
+from caddie.verify.changes import GAIN, may_change_ends, percent, settled, undecided
 
 _FOUND = 0.99
 """Probability of finding a leak of `GAIN` at which an audit ends before its time."""
@@ -104,17 +104,15 @@ def audit(
     for number in count():
         weights = gain if number % 2 == 0 and gain.any() else free
         place = 1 + int(generator.choice(len(weights), p=weights / weights.sum()))
-        step, own = base.step[place - 1], np.arange(len(base.step)) < place
-        settled = (base.step < step) | ((base.step == step) & ((base.segment != base.segment[place - 1]) | own))
-        vocabulary = whole.model.config.vocabulary
-        other = another_text(tokens, base, place, whole.bos, vocabulary, generator)
-        losses = whole.again(other, int(step), progress)
-        wrong = settled & ~np.isclose(losses, base.nats, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
+        kept = settled(base, np.array([place]), own=1)
+        other = another_text(tokens, base, place, whole.bos, whole.model.config.vocabulary, generator)
+        losses = whole.again(other, int(base.step[place - 1]), progress)
+        wrong = kept & ~np.isclose(losses, base.nats, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
         if wrong.any():
-            token, what = int(np.flatnonzero(wrong)[0]) + 1, f"{int(wrong.sum()):,} of {int(settled.sum()):,} losses"
+            token, what = int(np.flatnonzero(wrong)[0]) + 1, f"{int(wrong.sum()):,} of {int(kept.sum()):,} losses"
             where = f"with another text from token {place:,} of {len(tokens):,} on, {what} up to there changed"
             return False, f"{where}, such as that of token {token:,}: it uses tokens before they are charged"
-        passed += int(settled.sum())
+        passed += int(kept.sum())
         found = 1.0 - (1.0 - share) ** (number // 2 + 1)
         if (found >= _FOUND and number) or time.perf_counter() - begin > seconds:
             break
@@ -132,9 +130,7 @@ def another_text(
     The new tokens are a copy of kept text that follows the same token, or are random where little is kept. So the
     replaced text appears nowhere in the result. A BOS stays where a scorer may know it.
     """
-    predictions, step = np.arange(len(base.step)), base.step[place - 1]
-    here = (base.step == step) & (base.segment == base.segment[place - 1]) & (predictions >= place - 1)
-    where = np.flatnonzero((base.step > step) | here) + 1
+    where = np.flatnonzero(~settled(base, np.array([place]))) + 1
     stock = np.delete(tokens, where)
     if not may_change_ends(base):
         where, stock = where[tokens[where] != bos], stock[stock != bos]
