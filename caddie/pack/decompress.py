@@ -30,17 +30,18 @@ def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[
         odd = sorted(stored ^ set(shapes))[0]
         raise UserError(f"{_UNFIT}: {odd} is {'missing' if odd in shapes else 'unknown'}")
     chosen = assign(quantizers, model, "quantizers")
-    streams, spare = {}, {}
+    streams, spare = list[DecodeJob](), {}
     for name, quantizer in chosen.items():
         data = sections[PREFIX + name]
         for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
             length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
             if length > len(data):
                 raise UserError(f"{_UNFIT}: {name} ends within its {key}")
-            streams[name, key], data = DecodeJob(data[:length], dtype, shape), data[length:]
+            streams.append(DecodeJob(data[:length], dtype, shape))
+            data = data[length:]
         spare[name] = len(data)
     weights = {}
-    with ProcessPool(torch.get_num_threads()) as pool, closing(pool.decode([*streams.values()])) as decoded:
+    with ProcessPool(torch.get_num_threads()) as pool, closing(pool.decode(streams)) as decoded:
         for name, quantizer in chosen.items():
             arrays = {}
             for key in quantizer.layout(shapes[name]):
