@@ -96,7 +96,7 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
     folders = {folder for path in sources for folder in [*Path(path).parents][:-1]}
     files = {(folder / "__init__.py").as_posix(): "" for folder in folders}
     files |= {path: _strip(text) for path, text in sources.items()}
-    data = json.dumps(dict(sorted(files.items())), separators=(",", ":"), ensure_ascii=False).encode()
+    data = json.dumps(files, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     return Bundle(files, tuple(sorted(libraries)), data)
 
 
@@ -124,8 +124,8 @@ def _encoded_source() -> str:
     """Return the modules of `TRAINING` as the script holds them, with the version that artifacts state."""
     version = metadata.version("caddie")
     about = {f"caddie-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: caddie\nVersion: {version}\n"}
-    files = dict(sorted((source_needed(TRAINING).files | about).items()))
-    data = json.dumps(files, separators=(",", ":"), ensure_ascii=False)
+    files = source_needed(TRAINING).files | about
+    data = json.dumps(files, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return base64.b85encode(Brotli().encode(data.encode())).decode()
 
 
