@@ -163,8 +163,8 @@ def _add_score(log: Log, number: int, line: str, bits: re.Match[str]) -> None:
     if seconds is None:  # a line of more digits follows that with the seconds
         same = (score.seconds for score in reversed(log.scores) if score.name == name.removesuffix("_exact"))
         seconds = next(same, None)
-    del log.scores[: max(0, len(log.scores) - _MOST_SCORES + 1)]
     log.scores.append(Score(number, name, Decimal(bits[1]), Decimal(loss[1]) if loss else None, seconds))
+    del log.scores[:-_MOST_SCORES]
 
 
 def _results(text: str) -> Iterator[tuple[int, str]]:
