@@ -152,8 +152,7 @@ def _check_training(log: Log, found: Findings) -> None:
         late = training - _TRAINING_MS > 1_000 * overrun_seconds(step / 1e3)
         rule = "training-clock" if late else "training-step"
         found.add(rule, log.file, over, log.line(stopped))
-    if stopped == "training_ms" and training is not None and training > _TRAINING_MS and "calibration" in log.facts:
-        if "own_calibration" not in log.facts:
+        if stopped == "training_ms" and "calibration" in log.facts and "own_calibration" not in log.facts:
             said = f"calibration begins after {training / 1e3:,.3f} s of training; on training text it belongs to them"
             found.add("calibration-clock", log.file, said, log.line("calibration"))
     shards = log.value("training_shards")
