@@ -263,7 +263,7 @@ class Values:
                     function.labels[parameter] |= plain(mark) << PARAMETER
                     function.called = True
         if not known_functions:
-            self.meet(node, *(given if not receiver else [receiver, *given]), *named.values())
+            self.meet(node, receiver, *given, *named.values())
         models = frozenset(one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.models)
         for function in (*known_functions, *(one for other in passed for one in self.flow.named[other][:1])):
             self.note("call", node, _whose(marks), scope=function, models=models)
