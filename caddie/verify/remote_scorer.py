@@ -7,6 +7,7 @@ So it gains nothing from stack frames, garbage collector, patched modules, files
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -232,7 +233,7 @@ class RemoteScorer(Scorer):
         return self._logits(channel.LOGITS, numbers.tobytes(), shape).to(inputs.device)
 
     def _logits(self, kind: bytes, payload: bytes, shape: tuple[int, ...]) -> Tensor:
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         answer, data = self._link.ask(kind, payload, 8 * count)
         dtype = {channel.SINGLE: torch.float32, channel.DOUBLE: torch.float64}.get(answer)
         if dtype is None or len(data) != count * dtype.itemsize:

@@ -8,6 +8,7 @@ fork, and loky's processes outlive SIGKILL. Jobs that they cannot do, as with a 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -58,7 +59,7 @@ class DecodeJob(NamedTuple):
     @property
     def elements(self) -> int:
         """Elements of the array."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 class ProcessPool:
