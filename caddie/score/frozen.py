@@ -25,8 +25,7 @@ class Frozen(Scorer):
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the windows of all stretches in order, the stretches side by side."""
         apart = self._length // self._stride + 1  # of one stretch, so far apart are windows without a common token
-        edges = zip(layout.begins.tolist(), layout.ends.tolist(), strict=True)
-        per_stretch = [windows(begin, end, self._length, self._stride) for begin, end in edges]
+        per_stretch = [windows(begin, end, self._length, self._stride) for begin, end in layout.edges]
         if len(per_stretch) == 1:
             while batch := list(islice(per_stretch[0], rows * apart)):
                 yield Step(batch, [0] * len(batch))

@@ -38,6 +38,11 @@ class Layout:
             object.__setattr__(self, name, fixed)
 
     @property
+    def edges(self) -> list[tuple[int, int]]:
+        """Beginning and end of each stretch."""
+        return list(zip(self.begins.tolist(), self.ends.tolist(), strict=True))
+
+    @property
     def predictions(self) -> int:
         """Number of predictions in all stretches."""
         return int((self.ends - self.begins).sum())

@@ -334,8 +334,8 @@ class _DocumentLoRA(Scorer):
 
     def _learn_globally(self, phases: GlobalSGD, prefix: ScoredPrefix) -> None:
         """Train all weights, without adapters, on the concatenation of the documents that are due."""
-        begins, ends = prefix.layout.begins, prefix.layout.ends
-        tokens = np.concatenate([prefix.tokens(int(begins[d]), int(ends[d])) for d in self._due])
+        edges = prefix.layout.edges
+        tokens = np.concatenate([prefix.tokens(*edges[document]) for document in self._due])
         self._due = []
         self._adapters.attach(False)
         learner = Learner(self._model, self._bos, phases.sgd, self._dtype, self._ranks)

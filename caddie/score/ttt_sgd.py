@@ -158,7 +158,7 @@ class _ChunkSGD(Scorer):
             stretch = windows(begin, end, self._length, self._stride)
             return groupby(stretch, lambda window: (window.first - begin) // self._per_stretch)
 
-        by_chunk = list(map(by_first, layout.begins.tolist(), layout.ends.tolist()))
+        by_chunk = [by_first(begin, end) for begin, end in layout.edges]
         waiting = [next(stretch, None) for stretch in by_chunk]
         for chunk in range(self._chunks):
             self._chunk = chunk
@@ -183,7 +183,7 @@ class _ChunkSGD(Scorer):
         if not batches or self._chunk == self._chunks - 1:
             return
         rows = []
-        for stretch_begin, stretch_end in zip(prefix.layout.begins.tolist(), prefix.layout.ends.tolist(), strict=True):
+        for stretch_begin, stretch_end in prefix.layout.edges:
             begin = stretch_begin + self._chunk * self._per_stretch
             end = min(begin + self._per_stretch, stretch_end)
             starts = range(begin, end - self._length + 1, self._length)

@@ -96,7 +96,7 @@ class HintsInFileOrder(BlackBoxScorer):
         """Score every document by itself, with hints of all documents that stand before it."""
         layout, counts = layout_of(tokens, self.bos, per_document=True), NGramCounts(3)
         logits = []
-        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+        for begin, end in layout.edges:
             ids = torch.from_numpy(tokens[begin:end].astype(np.int64))[None].to(next(self.model.parameters()).device)
             with torch.no_grad():
                 logits.append(self.model(ids, ids == self.bos)[0].double().cpu())
@@ -128,7 +128,7 @@ class Smear(BlackBoxScorer):
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Score every document by itself, but for its first embedding."""
         layout, parts, before = layout_of(tokens, self.bos, per_document=True), [], int(self.bos)
-        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+        for begin, end in layout.edges:
             ids = torch.from_numpy(tokens[begin:end].astype(np.int64))
             # The first row holds the embedding of the token before; its output is not used.
             rows = torch.stack([torch.full_like(ids, before), ids]).to(next(self.model.parameters()).device)
@@ -165,7 +165,7 @@ class Waits(Scorer):
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield one window after the other."""
-        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+        for begin, end in layout.edges:
             for window in windows(begin, end, self.length, self.length):
                 yield Step([window], [0])
 
@@ -190,7 +190,7 @@ class Splices(Scorer):
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield one window for each stretch."""
-        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+        for begin, end in layout.edges:
             yield Step([Window(begin, begin, end)], [0])
 
     @torch.inference_mode()

@@ -273,7 +273,7 @@ class RemoteTokens(RemoteScorer):
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield one prediction after the other."""
-        for begin, end in zip(layout.begins.tolist(), layout.ends.tolist(), strict=True):
+        for begin, end in layout.edges:
             for position in range(begin, end):
                 yield Step([Window(position, position, position + 1)], [0])
 

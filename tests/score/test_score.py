@@ -242,7 +242,7 @@ def test_windows_agree_with_the_public_scripts(parity: Path) -> None:
 def test_documents_are_stretches(tokens: list[int], stretches: list[tuple[int, int]]) -> None:
     ids = np.array(tokens, np.uint16)
     layout = layout_of(ids, BOS, per_document=True)
-    assert list(zip(layout.begins.tolist(), layout.ends.tolist(), strict=True)) == stretches
+    assert layout.edges == stretches
     assert layout.predictions == len(tokens) - 1
     whole = layout_of(ids, BOS, per_document=False)
     assert (whole.begins.tolist(), whole.ends.tolist()) == ([0], [len(tokens) - 1])

@@ -274,7 +274,7 @@ def public_documents(parity: Path) -> tuple[dict[str, Any], np.ndarray, Layout]:
 
 def test_documents_come_in_the_groups_of_the_public_script(parity: Path) -> None:
     case, _, layout = public_documents(parity)
-    stretches = list(zip(layout.begins.tolist(), layout.ends.tolist(), strict=True))
+    stretches = layout.edges
     # the scripts count the tokens, of which the last is the first of the next document; we count predictions
     assert stretches == [(start, start + length - 1) for start, length in case["documents [start, length]"]]
     (match,) = matches(case, r"batches of (\d+) \(longest first\)")
