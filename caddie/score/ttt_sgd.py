@@ -6,7 +6,9 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
 from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -154,19 +156,13 @@ class _ChunkSGD(Scorer):
             self._per_stretch = max(self._length, self._chunk_tokens // len(layout.begins))
         self._chunks = math.ceil(int((layout.ends - layout.begins).max(initial=0)) / self._per_stretch)
 
-        def by_first(begin: int, end: int) -> Iterator[tuple[int, Iterator[Window]]]:
-            stretch = windows(begin, end, self._length, self._stride)
-            return groupby(stretch, lambda window: (window.first - begin) // self._per_stretch)
+        def numbered(begin: int, end: int) -> Iterator[tuple[int, Window]]:
+            for window in windows(begin, end, self._length, self._stride):
+                yield (window.first - begin) // self._per_stretch, window
 
-        by_chunk = [by_first(begin, end) for begin, end in layout.edges]
-        waiting = [next(stretch, None) for stretch in by_chunk]
-        for chunk in range(self._chunks):
-            self._chunk = chunk
-            chosen: list[Window] = []
-            for index, group in enumerate(waiting):
-                if group is not None and group[0] == chunk:
-                    chosen.extend(group[1])
-                    waiting[index] = next(by_chunk[index], None)
+        by_chunk = merge(*(numbered(begin, end) for begin, end in layout.edges), key=itemgetter(0))
+        for chunk, group in groupby(by_chunk, itemgetter(0)):
+            self._chunk, chosen = chunk, [window for _, window in group]
             yield Step(chosen, [0] * len(chosen))
 
     def share(self, ranks: Ranks) -> bool:
@@ -179,8 +175,8 @@ class _ChunkSGD(Scorer):
         return self._learner.forward(inputs, inputs == self._bos, last, cache)
 
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
-        """Train on the complete rows of the chunk, unless it is the last or no window began in it."""
-        if not batches or self._chunk == self._chunks - 1:
+        """Train on the complete rows of the chunk, unless it is the last."""
+        if self._chunk == self._chunks - 1:
             return
         rows = []
         for stretch_begin, stretch_end in prefix.layout.edges:
