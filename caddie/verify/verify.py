@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from caddie.data.corpus import Corpus, file_sha256, read_hashes
+from caddie.data.shards import split_documents
 from caddie.errors import UserError
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
@@ -148,7 +148,7 @@ def _held_out_documents(corpus: Corpus) -> list[bytes]:
     if corpus.manifest.byte_source == "documents":
         return corpus.validation_documents()
     tokenizer, tokens = corpus.tokenizer(), corpus.validation_tokens()[: 1 << 16]
-    documents = np.split(tokens, np.flatnonzero(tokens == tokenizer.bos))
+    documents = split_documents([tokens], tokenizer.bos)
     return [text for text in map(tokenizer.decode, documents) if text]
 
 
