@@ -252,7 +252,7 @@ class Model(Part):
         for number, layer in enumerate(order):
             if self.lanes is not None and stream1 is None and layer >= self.lanes.first:
                 stream1 = x
-            if self.skips is not None and number >= half and saved and number - half < self.connections:
+            if self.skips is not None and number >= half and saved:
                 x = self.skips(number - half, x, saved.pop())
             context.pass_index = passes[layer]
             passes[layer] += 1

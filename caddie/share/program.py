@@ -101,7 +101,7 @@ class _Writer:
             if model.lanes is not None and not streams and layer >= model.lanes.first:
                 streams = True
                 self.copy("x1", "x")
-            if gpt.skips is not None and number >= half and saved and number - half < model.connections:
+            if gpt.skips is not None and number >= half and saved:
                 self.skip(number - half, saved.pop())
             passed = self.passes[layer]
             self.passes[layer] += 1
