@@ -110,7 +110,7 @@ def run(folder: Path, **job: Any) -> tuple[dict[str, Any], str] | None:
 
 def _is_finished(folder: Path, ranks: Ranks) -> bool:
     """Return True if a process sees a result in the folder, so that all decide the same."""
-    return any(ranks.maximum(float(os.path.exists(folder / RESULT))))
+    return ranks.any(os.path.exists(folder / RESULT))
 
 
 def _finished(

@@ -278,7 +278,7 @@ def _check_agreement(folder: Path, facts: object, ranks: Ranks) -> None:
             "and prepare the text once and copy that folder where the disk is not shared"
         )
     found = (folder / CHECKPOINT).exists()
-    if any(ranks.maximum(float(found))) and not found:
+    if ranks.any(found) and not found:
         raise UserError(f"{folder / CHECKPOINT} is on another machine and not here; copy it to the same place")
 
 

@@ -145,6 +145,10 @@ class Ranks:
         found: list[float] = tensor.tolist()
         return found
 
+    def any(self, found: bool) -> bool:
+        """Return True if something was found in one of the processes, so that all decide the same."""
+        return bool(self.maximum(float(found))[0])
+
     def agree(self, facts: object) -> bool:
         """Return True if all processes have the same `facts`, by their representation."""
         number = int(hashlib.sha256(repr(facts).encode()).hexdigest()[:12], 16)

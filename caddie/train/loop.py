@@ -193,7 +193,7 @@ class Run(RunState):
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
-        if self.trainer.ranks.maximum(float(self.checkpoint.path.exists()))[0]:  # all alike: `state` is a collective
+        if self.trainer.ranks.any(self.checkpoint.path.exists()):  # all alike: `state` is a collective
             found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
             step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
             self.at = self.done = TrainProgress(step, seconds, self.budget)

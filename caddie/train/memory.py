@@ -212,7 +212,7 @@ def _more_micro_batches(train: Train, world: int) -> Iterator[int]:
 
 def refuse_together(text: str, what: str, ranks: Ranks) -> None:
     """Raise `UserError` in the first process and end the others with status 2 if `text` is not empty in one of them."""
-    if ranks.maximum(float(bool(text)))[0]:  # a collective: all processes refuse, or none
+    if ranks.any(bool(text)):  # a collective: all processes refuse, or none
         if not ranks.first:
             raise SystemExit(2)
         raise UserError(text or f"{what} does not fit the memory of another process")

@@ -213,7 +213,7 @@ class _WarmUp:
             raise
         except Exception as error:  # compilers and drivers may fail in any way
             failure = first_line(error)
-        anywhere = self.trainer.ranks.maximum(float(bool(failure)))[0]  # a collective: every rank calls it
+        anywhere = self.trainer.ranks.any(bool(failure))  # a collective: every rank calls it
         return failure or ("in another process" if anywhere else "")
 
     def gradients(self, train_progress: TrainProgress) -> None:
