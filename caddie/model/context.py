@@ -98,12 +98,12 @@ class Context:
 
     def visible(self, scope: str, longest: IntSchedule | None, window: IntSchedule | None) -> Visibility:
         """Return the visibility of the query positions: their `row` or `document`, cut into pieces of `longest`."""
-        segmented = scope == "document" and self.starts is not None
+        starts = self.starts if scope == "document" else None
         longest = None if longest is None else _int_at(longest, self.progress)
-        width = reach(longest if segmented else None, window, self.progress, self.ids.device)
+        width = reach(None if starts is None else longest, window, self.progress, self.ids.device)
         key = (scope, longest, width, self.last)
         if key not in self._visible:
-            segments = self._numbered(self.starts, longest) if segmented and self.starts is not None else None
+            segments = None if starts is None else self._numbered(starts, longest)
             length = self.ids.shape[1]
             cuts = self.ids.numel() // longest if self._room and longest else 0  # at most, of longer documents
             keys, room = self._first + length, self._room + cuts

@@ -130,9 +130,10 @@ class Trainer:
     ) -> tuple[Tensor, Tensor]:
         """Return the mean training objective, and the mean cross-entropy in it."""
         logits = self.model(inputs, starts, self.dtype, stage=stage, capped=False, segments=segments)
-        prefixes = self.prefixes[targets] if prefixed else None
-        weights = None if prefixes is None else self.prefix_loss * (prefixes >= 0)
-        others = None if prefixes is None else prefixes.clamp_min(0)
+        weights = others = None
+        if prefixed:
+            prefixes = self.prefixes[targets]
+            weights, others = self.prefix_loss * (prefixes >= 0), prefixes.clamp_min(0)
         objective, entropies = self.model.head.losses(logits, targets, self.config.z_loss, others, weights)
         return objective.mean(), entropies.mean()
 
