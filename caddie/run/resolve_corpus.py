@@ -58,27 +58,28 @@ def open_corpus(
     each does. `column` holds the text in Parquet and JSON lines. Raises `UserError` for a text that cannot be read or
     does not fit the recipe.
     """
-    ranks.await_turn()
-    check_source(source)
-    data, size = recipe.data, recipe.model.vocabulary
-    settings: list[object] = [data.tokenizer.to_json(), size, data.validation_fraction]
-    corpus = prepare(
-        source,
-        folder=folder or _corpus_folder(source, [*settings, *([column] if column else [])]),
-        tokenizer_source=data.tokenizer,
-        vocabulary=size,
-        validation_fraction=data.validation_fraction,
-        progress=progress,
-        column=column,
-    )
-    if (vocabulary := corpus.manifest.tokenizer.vocabulary) != size:
-        raise UserError(f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}")
-    if isinstance(data.tokenizer, CaseOps) != ((kind := corpus.tokenizer().kind) == "caseops"):
-        progress.note(f"the recipe's tokenizer is {type(data.tokenizer).__name__}, and that of the corpus {kind}")
-    corpus.train_shards()
-    corpus.check_shards("train")
-    corpus.check_shards("validation")
-    ranks.end_turn()
+    with ranks.turn():
+        check_source(source)
+        data, size = recipe.data, recipe.model.vocabulary
+        settings: list[object] = [data.tokenizer.to_json(), size, data.validation_fraction]
+        corpus = prepare(
+            source,
+            folder=folder or _corpus_folder(source, [*settings, *([column] if column else [])]),
+            tokenizer_source=data.tokenizer,
+            vocabulary=size,
+            validation_fraction=data.validation_fraction,
+            progress=progress,
+            column=column,
+        )
+        if (vocabulary := corpus.manifest.tokenizer.vocabulary) != size:
+            raise UserError(
+                f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}"
+            )
+        if isinstance(data.tokenizer, CaseOps) != ((kind := corpus.tokenizer().kind) == "caseops"):
+            progress.note(f"the recipe's tokenizer is {type(data.tokenizer).__name__}, and that of the corpus {kind}")
+        corpus.train_shards()
+        corpus.check_shards("train")
+        corpus.check_shards("validation")
     return corpus
 
 
@@ -113,37 +114,36 @@ def open_for_scoring(
     A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
     and it is refused. Of several processes the first prepares it and the others wait.
     """
-    ranks.await_turn()
-    tokenizer, manifest = artifact.tokenizer, artifact.manifest
-    check_source(source)
-    if source is not None and is_corpus(expanded(source)):
-        corpus = Corpus.load(expanded(source))
-    else:
-        fraction = manifest.validation_fraction or Data().validation_fraction
-        corpus = prepare(
-            source,
-            folder=_corpus_folder(source, [tokenizer.sha256, fraction]),
-            tokenizer_source=_tokenizer_source(tokenizer),
-            vocabulary=tokenizer.vocabulary,
-            validation_fraction=fraction,
-            progress=progress,
-            held_out_only=True,
-        )
-    if corpus.manifest.tokenizer.sha256 != tokenizer.sha256:
-        raise UserError(
-            f"{corpus.folder} was tokenized by another tokenizer than the artifact's; "
-            f"make one with: caddie data TEXT --tokenizer {artifact.path} --against CORPUS --out DIR"
-        )
-    if corpus.manifest.train.document_set_sha256 != manifest.train_documents_sha256:
-        own = pick(read_json(artifact.path.parent / RECIPE), "corpus")
-        named = f"score on the run's own, --data {shlex.quote(own)}, or " if isinstance(own, str) else ""
-        raise UserError(
-            f"the artifact may have been trained on this text; {named}prove that it was not, with a corpus of: "
-            f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
-        )
-    corpus.check_disjoint()
-    corpus.check_shards("validation")
-    ranks.end_turn()
+    with ranks.turn():
+        tokenizer, manifest = artifact.tokenizer, artifact.manifest
+        check_source(source)
+        if source is not None and is_corpus(expanded(source)):
+            corpus = Corpus.load(expanded(source))
+        else:
+            fraction = manifest.validation_fraction or Data().validation_fraction
+            corpus = prepare(
+                source,
+                folder=_corpus_folder(source, [tokenizer.sha256, fraction]),
+                tokenizer_source=_tokenizer_source(tokenizer),
+                vocabulary=tokenizer.vocabulary,
+                validation_fraction=fraction,
+                progress=progress,
+                held_out_only=True,
+            )
+        if corpus.manifest.tokenizer.sha256 != tokenizer.sha256:
+            raise UserError(
+                f"{corpus.folder} was tokenized by another tokenizer than the artifact's; "
+                f"make one with: caddie data TEXT --tokenizer {artifact.path} --against CORPUS --out DIR"
+            )
+        if corpus.manifest.train.document_set_sha256 != manifest.train_documents_sha256:
+            own = pick(read_json(artifact.path.parent / RECIPE), "corpus")
+            named = f"score on the run's own, --data {shlex.quote(own)}, or " if isinstance(own, str) else ""
+            raise UserError(
+                f"the artifact may have been trained on this text; {named}prove that it was not, with a corpus of: "
+                f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
+            )
+        corpus.check_disjoint()
+        corpus.check_shards("validation")
     return corpus
 
 

@@ -155,22 +155,19 @@ class Ranks:
         most, least = self.maximum(number, -number)
         return most == -least
 
-    def await_turn(self) -> None:
-        """Wait for a turn: first the first process has one, then the first of each other machine, then all others.
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn before the block and until all had theirs after it.
 
-        So what is made on disk until `end_turn` is made once where machines share it, else once on each machine.
+        First the first process has one, then the first of each other machine, then all others. So what the block makes
+        on disk is made once where machines share it, else once on each machine.
         """
-        for _ in range(self._turn):
+        before = 0 if self.first else 1 if self.first_here else 2
+        for _ in range(before):
             self.wait()
-
-    def end_turn(self) -> None:
-        """Let the next have their turn, and wait until all had theirs."""
-        for _ in range(2 - self._turn):
+        yield
+        for _ in range(2 - before):
             self.wait()
-
-    @property
-    def _turn(self) -> int:
-        return 0 if self.first else 1 if self.first_here else 2
 
     def wait(self) -> None:
         """Wait for all processes, on the CPU: GPUs stay idle, which they would not in NCCL's barrier."""

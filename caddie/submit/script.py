@@ -134,21 +134,24 @@ def _run(
 
 def _open(recipe: Recipe, data: Path, model: str | None, folder: Path, ranks: Ranks) -> Corpus:
     """Return the corpus in a folder, or that of the contest's shards there, described once on each machine."""
-    ranks.await_turn()
-    if is_corpus(data):
-        corpus = Corpus.load(data)
-    elif model is None:
-        raise UserError(f"{data} is no corpus; with a folder of shards, name their tokenizer by TOKENIZER_PATH=FILE")
-    else:
-        tokenizer: TokenizerSource = SentencePieceFile(path=model)
-        if isinstance(recipe.data.tokenizer, CaseOps):
-            tokenizer = CaseOps(of=SentencePieceFile(path=model))
-        corpus = published.describe(data, folder / "corpus", tokenizer, recipe.model.vocabulary, SILENT)
-    if (vocabulary := corpus.manifest.tokenizer.vocabulary) != recipe.model.vocabulary:
-        raise UserError(f"the tokenizer of {data} has {vocabulary:,} ids, and the model {recipe.model.vocabulary:,}")
-    corpus.check_shards("train")
-    corpus.check_shards("validation")
-    ranks.end_turn()
+    with ranks.turn():
+        if is_corpus(data):
+            corpus = Corpus.load(data)
+        elif model is None:
+            raise UserError(
+                f"{data} is no corpus; with a folder of shards, name their tokenizer by TOKENIZER_PATH=FILE"
+            )
+        else:
+            tokenizer: TokenizerSource = SentencePieceFile(path=model)
+            if isinstance(recipe.data.tokenizer, CaseOps):
+                tokenizer = CaseOps(of=SentencePieceFile(path=model))
+            corpus = published.describe(data, folder / "corpus", tokenizer, recipe.model.vocabulary, SILENT)
+        if (vocabulary := corpus.manifest.tokenizer.vocabulary) != recipe.model.vocabulary:
+            raise UserError(
+                f"the tokenizer of {data} has {vocabulary:,} ids, and the model {recipe.model.vocabulary:,}"
+            )
+        corpus.check_shards("train")
+        corpus.check_shards("validation")
     splits = [split.document_set_sha256 for split in (corpus.manifest.train, corpus.manifest.validation)]
     if not ranks.agree([corpus.manifest.tokenizer.sha256, *splits]):
         raise UserError(f"{data} is other text on another machine; copy one to all of them")
@@ -161,8 +164,7 @@ def _hand_over(path: Path, ranks: Ranks) -> None:
     if ranks.first:
         data += torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
     ranks.sum([data])
-    ranks.await_turn()
-    if not path.exists():
-        with replacing(path) as temporary:
-            temporary.write_bytes(data.numpy().tobytes())
-    ranks.end_turn()
+    with ranks.turn():
+        if not path.exists():
+            with replacing(path) as temporary:
+                temporary.write_bytes(data.numpy().tobytes())

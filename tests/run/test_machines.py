@@ -29,9 +29,8 @@ def test_each_machine_has_its_turn_and_its_first_process_before_the_others(monke
 
     def work(rank: int) -> None:
         ranks = Ranks(rank, 4, local_rank=rank % 2)
-        ranks.await_turn()
-        done.append(rank)
-        ranks.end_turn()
+        with ranks.turn():
+            done.append(rank)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in reversed(range(4))]
     for thread in threads:
