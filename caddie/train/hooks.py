@@ -1,4 +1,4 @@
-"""What a run does between its steps: write its log, save itself, forecast the artifact, measure held-out text."""
+"""The timed part of a run, and what it does between its steps: log, save, forecast, measure held-out text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import os
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import TrainProgress
+from caddie.config.schedules import TrainProgress, value_at
 from caddie.data.loaders import Batch
 from caddie.data.shards import Tokens
 from caddie.errors import CheckFailed, UserError
@@ -26,9 +25,10 @@ from caddie.files import reason
 from caddie.report.run_files import LOG
 from caddie.runtime.cpu_share import BUSY_SHARE, CpuShare
 from caddie.runtime.progress import Event, Progress
-from caddie.train.checkpoint import open_log, save_tensors
+from caddie.train.checkpoint import cpu_share_in, open_log, position_in, restore, save_tensors
+from caddie.train.prefetch import AsyncScalar
 from caddie.train.size_forecast import Forecaster
-from caddie.train.trainer import Trainer
+from caddie.train.trainer import Batches, Trainer
 
 LOG_SECONDS = 0.5
 """Least seconds between two `step` events, but for the first ten steps and the last."""
@@ -67,34 +67,6 @@ class BackgroundJobs:
             self._jobs.popleft().result()
 
 
-class RunState(ABC):
-    """A run in training as its hooks see it."""
-
-    def __init__(self, trainer: Trainer, log: Log) -> None:
-        self.trainer, self.config, self.budget, self.log = trainer, trainer.config, trainer.config.budget, log
-        self.background = BackgroundJobs(trainer.asynchronous)
-        self.at = self.done = TrainProgress(0, 0.0, self.budget)
-        """Progress before the next step, and progress after the last step whose loss was read."""
-        self.cpu = CpuShare(torch.get_num_threads())
-        self.position, self.loss = 0, math.nan
-        """Micro-batches that all processes together have read, and the loss that was read last."""
-        self.first, self.earlier = 0, (0.0, 0.0)
-        """Step at which this process began, and CPU share and seconds of the processes before that trained the run."""
-
-    @property
-    def cpu_share(self) -> float | None:
-        """Share of its threads' time that training had, interrupted or not; None without a step, and on a GPU."""
-        share, seconds = self.earlier
-        here = self.cpu.seconds if self.done.step > self.first else 0.0
-        if self.trainer.asynchronous or not seconds + here:
-            return None
-        return (share * seconds + self.cpu.share * here) / (seconds + here)
-
-    @abstractmethod
-    def read_losses(self, pending: int) -> None:
-        """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""
-
-
 class Log:
     """Passes events on to `progress`; the first process also writes them to `log.jsonl`."""
 
@@ -128,11 +100,11 @@ class Log:
         except OSError as error:
             raise UserError(f"cannot write {self._path}: {reason(error)}; free space, and start it again") from None
 
-    def begin(self, run: RunState) -> None:
+    def begin(self, run: Run) -> None:
         """Start counting the speed and compiled graphs from here."""
         self._logged, self._position, self._graphs = run.at, run.position, run.trainer.graphs()
 
-    def step(self, run: RunState, position: int, lr_scale: float) -> None:
+    def step(self, run: Run, position: int, lr_scale: float) -> None:
         """Write a `step` event of the step just read, if one is due."""
         done, tokens = run.done, run.trainer.micro_tokens
         span = done.seconds - self._logged.seconds
@@ -159,7 +131,7 @@ class Log:
 class Checkpoint:
     """Saves the run every `checkpoint_seconds`."""
 
-    def __init__(self, run: RunState, path: Path, identity: dict[str, str]) -> None:
+    def __init__(self, run: Run, path: Path, identity: dict[str, str]) -> None:
         self.run, self.path, self.identity = run, path, identity
 
     def after_step(self) -> None:
@@ -194,7 +166,7 @@ class Checkpoint:
 class Forecast:
     """Predicts the artifact now and then, from gradients and weights at hand."""
 
-    def __init__(self, run: RunState, forecaster: Forecaster | None) -> None:
+    def __init__(self, run: Run, forecaster: Forecaster | None) -> None:
         self.run, self.forecaster, self.due = run, forecaster, False
         self.events: deque[dict[str, Any]] = deque()  # events found in the background that are still to be written
 
@@ -241,7 +213,7 @@ class Forecast:
 class BusyMachine:
     """Warns within the first seconds if other programs take the time of this process's threads."""
 
-    def __init__(self, run: RunState) -> None:
+    def __init__(self, run: Run) -> None:
         self.run, self.due = run, not run.trainer.asynchronous  # on a GPU threads only wait
 
     def after_step(self) -> None:
@@ -262,7 +234,7 @@ class HeldOut:
     On a GPU it waits for the steps that were launched, at most fifty times a run.
     """
 
-    def __init__(self, run: RunState, batches: Sequence[Batch], bos: int) -> None:
+    def __init__(self, run: Run, batches: Sequence[Batch], bos: int) -> None:
         """`batches` are the text, whose documents begin with `bos`; without any, nothing is measured."""
         self.run, self.batches, self.bos = run, batches, bos
         self._measured, self._spent, self._cost = -1, 0.0, 0.0
@@ -302,3 +274,105 @@ def held_out_batches(tokens: Tokens, length: int) -> list[Batch]:
     inputs, targets = ids[:-1].reshape(count, length), ids[1:].reshape(count, length)
     step = max(1, HELD_OUT_BATCH_TOKENS // length)
     return [Batch(inputs[first : first + step], targets[first : first + step]) for first in range(0, count, step)]
+
+
+class Run:
+    """The timed part of a run, and its position.
+
+    On a GPU the loss of a step is read when the next step has been launched, so that the device always has work. Then
+    times, losses and signals are known one step late: schedules count time up to the step before, and a run goes on for
+    one step after its time is over or its loss is no longer finite. Checkpoints and the end of the run wait for the
+    device. On a CPU each step is read before the next.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpoint: Path,
+        identity: dict[str, str],
+        log: Log,
+        forecaster: Forecaster | None = None,
+        held_out: Sequence[Batch] = (),
+        bos: int = 0,
+    ) -> None:
+        self.trainer, self.config, self.budget, self.log = trainer, trainer.config, trainer.config.budget, log
+        self.background = BackgroundJobs(trainer.asynchronous)
+        self.at = self.done = TrainProgress(0, 0.0, self.budget)
+        """Progress before the next step, and progress after the last step whose loss was read."""
+        self.cpu = CpuShare(torch.get_num_threads())
+        self.position, self.loss = 0, math.nan
+        """Micro-batches that all processes together have read, and the loss that was read last."""
+        self.first, self.earlier = 0, (0.0, 0.0)
+        """Step at which this process began, and CPU share and seconds of the processes before that trained the run."""
+        self.bos = bos
+        self.checkpoint = Checkpoint(self, checkpoint, identity)
+        self.forecast = Forecast(self, forecaster)
+        self.held_out = HeldOut(self, held_out, bos)
+        self.busy_machine = BusyMachine(self)
+        self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
+        """Launched steps whose losses have not been read: steps and micro-batches done, learning-rate scale, loss."""
+        self.received: Sequence[int] = ()
+        self.signalled, self.began = 0, 0.0
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Share of its threads' time that training had, interrupted or not; None without a step, and on a GPU."""
+        share, seconds = self.earlier
+        here = self.cpu.seconds if self.done.step > self.first else 0.0
+        if self.trainer.asynchronous or not seconds + here:
+            return None
+        return (share * seconds + self.cpu.share * here) / (seconds + here)
+
+    def restore(self) -> None:
+        """Go on from the checkpoint if there is one."""
+        if self.trainer.ranks.any(self.checkpoint.path.exists()):  # all alike: `state` is a collective
+            found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
+            step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
+            self.at = self.done = TrainProgress(step, seconds, self.budget)
+            share, self.first = cpu_share_in(found), step
+            self.earlier = (0.0, 0.0) if share is None else (share, seconds)
+
+    def to_the_end(self, batches: Batches, received: Sequence[int]) -> int:
+        """Step until the budget is spent or a signal comes; return the number of the signal, or 0."""
+        self.received = received
+        self.log.begin(self)
+        self.checkpoint.save()
+        self.began = time.perf_counter() - self.at.seconds
+        self.cpu = CpuShare(self.cpu.threads)
+        while self.at.progress < 1.0 and not self.signalled:
+            self.forecast.before_step()
+            self.step(batches)
+            self.forecast.after_step()
+            self.held_out.after_step()
+            self.busy_machine.after_step()
+            if not self.signalled:
+                self.checkpoint.after_step()
+        self.checkpoint.save()
+        self.background.wait()
+        # A signal may also have come in the last step or while its end was saved.
+        return int(self.trainer.ranks.maximum(float(max(received, default=0)))[0])
+
+    def step(self, batches: Batches) -> None:
+        """Launch a step, and read the losses of those before it."""
+        trainer, at = self.trainer, self.at
+        lr_scale = value_at(self.config.lr_schedule, at)
+        loss = trainer.launch(batches, at, self.bos, lr_scale)
+        trainer.forget_gradients()
+        self.position += self.config.micro_batches_at(at)
+        self.pending.append((at.step + 1, self.position, lr_scale, loss))
+        self.read_losses(1 if trainer.asynchronous else 0)
+        self.at = TrainProgress(at.step + 1, self.done.seconds, self.budget)
+        trainer.watch(self.at, lr_scale)
+
+    def read_losses(self, pending: int) -> None:
+        """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""
+        while len(self.pending) > pending:
+            step, position, lr_scale, later = self.pending.popleft()
+            loss = later.read()
+            if not math.isfinite(loss):
+                self.background.wait()
+                raise self.checkpoint.stays(f"the loss or its gradient was {loss} at step {step - 1:,}")
+            seconds = time.perf_counter() - self.began
+            seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
+            self.done, self.loss, self.signalled = TrainProgress(step, seconds, self.budget), loss, int(signalled)
+            self.log.step(self, position, lr_scale)

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from caddie.config.schedules import TrainProgress, value_at
 from caddie.data.loaders import Batch, TrainingData, hold_out
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
-from caddie.runtime.cpu_share import CpuShare
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.interrupt import saves_on_interrupt
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Progress
-from caddie.train.checkpoint import (
-    checkpoint_identity,
-    cpu_share_in,
-    position_in,
-    restore,
-    save_tensors,
-    weights_identity,
-)
-from caddie.train.hooks import BusyMachine, Checkpoint, Forecast, HeldOut, Log, RunState, held_out_batches
-from caddie.train.prefetch import AsyncScalar, prefetch
+from caddie.train.checkpoint import checkpoint_identity, save_tensors, weights_identity
+from caddie.train.hooks import Log, Run, held_out_batches
+from caddie.train.prefetch import prefetch
 from caddie.train.settings import Train
 from caddie.train.size_forecast import Forecaster
-from caddie.train.trainer import Batches, Trainer
+from caddie.train.trainer import Trainer
 from caddie.train.warmup import warm_up
 
 
@@ -134,7 +123,8 @@ def train(
             _signals() as received,
             prefetch(stream, trainer.indices(run.position), ranks.device, data.bos) as batches,
         ):
-            run.to_the_end(batches, received)
+            if number := run.to_the_end(batches, received):
+                raise Interrupted(number, run.at.step)
         share = run.cpu_share
         run.forecast.off_the_clock()
         run.held_out.off_the_clock()
@@ -159,92 +149,6 @@ def train(
     if ranks.first:
         save_tensors(folder / WEIGHTS, trained.weights, weights_identity(gpt, config, data.documents_sha256))
     return trained
-
-
-class Run(RunState):
-    """The timed part of a run, and its position.
-
-    On a GPU the loss of a step is read when the next step has been launched, so that the device always has work. Then
-    times, losses and signals are known one step late: schedules count time up to the step before, and a run goes on for
-    one step after its time is over or its loss is no longer finite. Checkpoints and the end of the run wait for the
-    device. On a CPU each step is read before the next.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        checkpoint: Path,
-        identity: dict[str, str],
-        log: Log,
-        forecaster: Forecaster | None = None,
-        held_out: Sequence[Batch] = (),
-        bos: int = 0,
-    ) -> None:
-        super().__init__(trainer, log)
-        self.bos = bos
-        self.checkpoint = Checkpoint(self, checkpoint, identity)
-        self.forecast = Forecast(self, forecaster)
-        self.held_out = HeldOut(self, held_out, bos)
-        self.busy_machine = BusyMachine(self)
-        self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
-        """Launched steps whose losses have not been read: steps and micro-batches done, learning-rate scale, loss."""
-        self.received: Sequence[int] = ()
-        self.signalled, self.began = 0, 0.0
-
-    def restore(self) -> None:
-        """Go on from the checkpoint if there is one."""
-        if self.trainer.ranks.any(self.checkpoint.path.exists()):  # all alike: `state` is a collective
-            found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
-            step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
-            self.at = self.done = TrainProgress(step, seconds, self.budget)
-            share, self.first = cpu_share_in(found), step
-            self.earlier = (0.0, 0.0) if share is None else (share, seconds)
-
-    def to_the_end(self, batches: Batches, received: Sequence[int]) -> None:
-        """Step until the budget is spent or a signal comes."""
-        self.received = received
-        self.log.begin(self)
-        self.checkpoint.save()
-        self.began = time.perf_counter() - self.at.seconds
-        self.cpu = CpuShare(self.cpu.threads)
-        while self.at.progress < 1.0 and not self.signalled:
-            self.forecast.before_step()
-            self.step(batches)
-            self.forecast.after_step()
-            self.held_out.after_step()
-            self.busy_machine.after_step()
-            if not self.signalled:
-                self.checkpoint.after_step()
-        self.checkpoint.save()
-        self.background.wait()
-        number = int(self.trainer.ranks.maximum(float(max(received, default=0)))[0])
-        if number:  # a signal may also have come in the last step or while its end was saved
-            raise Interrupted(number, self.at.step)
-
-    def step(self, batches: Batches) -> None:
-        """Launch a step, and read the losses of those before it."""
-        trainer, at = self.trainer, self.at
-        lr_scale = value_at(self.config.lr_schedule, at)
-        loss = trainer.launch(batches, at, self.bos, lr_scale)
-        trainer.forget_gradients()
-        self.position += self.config.micro_batches_at(at)
-        self.pending.append((at.step + 1, self.position, lr_scale, loss))
-        self.read_losses(1 if trainer.asynchronous else 0)
-        self.at = TrainProgress(at.step + 1, self.done.seconds, self.budget)
-        trainer.watch(self.at, lr_scale)
-
-    def read_losses(self, pending: int) -> None:
-        """Read and log losses, as `RunState` says."""
-        while len(self.pending) > pending:
-            step, position, lr_scale, later = self.pending.popleft()
-            loss = later.read()
-            if not math.isfinite(loss):
-                self.background.wait()
-                raise self.checkpoint.stays(f"the loss or its gradient was {loss} at step {step - 1:,}")
-            seconds = time.perf_counter() - self.began
-            seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
-            self.done, self.loss, self.signalled = TrainProgress(step, seconds, self.budget), loss, int(signalled)
-            self.log.step(self, position, lr_scale)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from caddie.run.run_folder import read_run
 from caddie.run.stages import held_out_text, training_data
 from caddie.runtime.distributed import Ranks
 from caddie.train.checkpoint import checkpoint_identity, load_weights, weights_identity
-from caddie.train.loop import Run
+from caddie.train.hooks import Run
 from caddie.train.trainer import Trainer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "formats"
