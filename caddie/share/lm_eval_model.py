@@ -86,7 +86,8 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
         texts = []
         for request in requests:
             context, settings = request.args
-            until = settings.get("until") or []
+            stops = settings.get("until") or []
+            until = [stops] if isinstance(stops, str) else stops
             temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
             prompt = self.tok_encode(context, add_special_tokens=False)
             limit = int(settings.get("max_gen_toks") or _TOKENS)

@@ -101,6 +101,9 @@ def test_it_writes_what_caddie_samples_up_to_a_stop(tiny_run: TinyRun, model: An
     stop = text[len(text) // 2]
     (short,) = model.generate_until([Request(("abc", {"until": [stop, "never there"], "max_gen_toks": 40}))])
     assert short == own[: own.index(stop)]
+    whole = text[len(text) // 2 :][:3]  # one stop, which may come as a text
+    (short,) = model.generate_until([Request(("abc", {"until": whole, "max_gen_toks": 40}))])
+    assert short == own[: own.index(whole)]
 
 
 def test_a_task_of_local_data_gives_the_scorers_bits(tiny_run: TinyRun, tmp_path: Path) -> None:
