@@ -10,7 +10,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +201,7 @@ def _row(label: str, *cells: str, width: int = 20) -> str:
 def _beside(left: list[str], right: list[str]) -> list[str]:
     if terminal_width() < WIDTH:
         return [*left, "", *right]
-    height = max(len(left), len(right))
-    pad = [[*block, *[""] * (height - len(block))] for block in (left, right)]
-    return [f"{a:<44}{b}" for a, b in zip(*pad, strict=True)]
+    return [f"{a:<44}{b}" for a, b in zip_longest(left, right, fillvalue="")]
 
 
 def _headline(result: Mapping[str, Any]) -> list[str]:
