@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from caddie.errors import UserError
+from caddie.lab.measured import listed
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
 from caddie.lab.verdicts import Documents, measure
 from caddie.report.documents import Figures, run_documents
@@ -235,6 +236,7 @@ def _notes(b: Sequence[ScoredRun], a: Sequence[ScoredRun]) -> list[str]:
 def summary(facts: Mapping[str, Any]) -> str:
     """Format the facts of `compare` for a terminal."""
     unit, difference, interval = facts["unit"].replace("-", " "), facts["difference"], _bounds(facts["interval"])
+    groups = (("B", facts["runs"]), ("A", facts["against"]))
     rows = [
         (
             f"{letter} {crop(group['recipe'], 20)}-{group['key']}",
@@ -243,7 +245,7 @@ def summary(facts: Mapping[str, Any]) -> str:
             number(group["standard_deviation"], ".6f"),
             _bounds(group["interval"]),
         )
-        for letter, group in (("B", facts["runs"]), ("A", facts["against"]))
+        for letter, group in groups
     ]
     lower = "lower" if difference < 0 else "higher" if difference > 0 else "as A"
     found = f"{difference:+z.6f} (B is {lower})"
@@ -252,9 +254,7 @@ def summary(facts: Mapping[str, Any]) -> str:
     else:
         why = "with one seed on a side nothing can be concluded" if facts["test"] is None else facts["why"]
         lines = [("difference", found), ("conclusion", f"none; {why}")]
-    groups = [("B", facts["runs"]["places"]), ("A", facts["against"]["places"])]
-    more = (f" and {len(places) - 1} more" * (len(places) > 1) for _, places in groups)
-    lines = [*((letter, places[0] + rest) for (letter, places), rest in zip(groups, more, strict=True)), *lines]
+    lines = [*((letter, listed(group["places"], 1)) for letter, group in groups), *lines]
     lines += [("note", note) for note in facts["notes"]]
     head = table(rows, [unit, "seeds", "mean", "deviation", "95 % interval"]).split("\n")
     return "\n".join(map(printable, [*head, "", *(f"{label:<12}{line}" for label, line in lines)]))

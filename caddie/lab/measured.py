@@ -53,12 +53,12 @@ def run_notes(
     )
     for name, outcome, what in faults:
         if wrong := dict.fromkeys(row["label"] for row in done if row.get(name, "unknown") is outcome):
-            notes.append(f"Artifacts that {what}: {_listed(list(wrong))}.")
+            notes.append(f"Artifacts that {what}: {listed(list(wrong))}.")
     notes += _mixed("holdout text", [(row, row["holdout_documents"]) for row in done if row.get("holdout_documents")])
     if len({frozenset(row["seed"] for row in group) for group in groups.values() if group}) > 1:
         notes.append("Labels have different seeds: verdicts compare those in common, means of the leaderboard all.")
     if foreign := dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"]):
-        notes.append(f"Left out, because the study no longer has them: {_listed(list(foreign))}.")
+        notes.append(f"Left out, because the study no longer has them: {listed(list(foreign))}.")
     return notes
 
 
@@ -95,12 +95,13 @@ def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
         return []
     usual, *others = sorted(labels, key=lambda value: -len(labels[value]))
     counted = "; ".join(
-        f"{value[:40]} in {len(labels[value]):,} ({_listed(list(dict.fromkeys(labels[value])))})" for value in others
+        f"{value[:40]} in {len(labels[value]):,} ({listed(list(dict.fromkeys(labels[value])))})" for value in others
     )
     return [f"Runs differ in their {what}: {usual[:40]} in {len(labels[usual]):,}; {counted}."]
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return the first `most` names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
@@ -133,7 +134,7 @@ def how_measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[st
     """Return the lines on how it was measured; several values of one thing stand side by side."""
 
     def all_of(values: Iterable[object]) -> str:
-        return _listed(list(dict.fromkeys(str(value) for value in values if value is not None))) or "not known"
+        return listed(list(dict.fromkeys(str(value) for value in values if value is not None))) or "not known"
 
     lines = [
         ("Base", str(study["base"])),
