@@ -51,8 +51,8 @@ class Cluster:
                 missing = f"at {address}: {reason(error)}" if address else f"runs here; {START}"
                 raise UserError(f"no Ray cluster {missing}") from None
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        gpus_each = gpus_each or int(any(node.get("GPU", 0) for node in nodes))
-        self._gpus_each, self._cores_each, self.workers = share(nodes, gpus_each, cores_each)
+        self._gpus_each = gpus_each or int(any(node.get("GPU", 0) for node in nodes))
+        self._cores_each, self.workers = share(nodes, self._gpus_each, cores_each)
 
     def run(self, jobs: Sequence[Path]) -> Iterator[Ended | None]:
         """Yield each job as it ends, and None every `TICK_SECONDS` while none does."""
@@ -84,8 +84,8 @@ class Cluster:
             return f"its machine was lost {RETRIES + 1} times; {str(error).splitlines()[0]}"
 
 
-def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) -> tuple[int, int, int]:
-    """Return GPUs and cores of a run, and runs at once, on machines with these resources of Ray."""
+def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) -> tuple[int, int]:
+    """Return cores of a run, and runs at once, on machines with these resources of Ray."""
     able = [node for node in nodes if node.get("CPU", 0) >= max(1, cores_each) and node.get("GPU", 0) >= gpus_each]
     if not able:
         wanted = f"{max(1, cores_each)} cores and {gpus_each} GPUs"
@@ -93,7 +93,7 @@ def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) ->
     at_once = [int(node["GPU"]) // gpus_each if gpus_each else 1 for node in able]
     cores_each = cores_each or max(1, min(int(node["CPU"]) // runs for node, runs in zip(able, at_once, strict=True)))
     fit = [int(node["CPU"]) // cores_each for node in able]
-    return gpus_each, cores_each, sum(map(min, fit, at_once)) if gpus_each else sum(fit)
+    return cores_each, sum(map(min, fit, at_once)) if gpus_each else sum(fit)
 
 
 def _do(job: str, folder: str, threads: int, gpus: int) -> str | None:

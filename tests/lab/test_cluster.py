@@ -175,11 +175,11 @@ def test_jobs_are_cancelled_when_the_study_stops(ray: PretendedRay) -> None:
 
 def test_the_share_of_a_run() -> None:
     small, large, gpus = {"CPU": 4.0}, {"CPU": 16.0}, {"CPU": 64.0, "GPU": 8.0}
-    assert share([small, large], 0, 0) == (0, 4, 5)
-    assert share([small, large], 0, 6) == (0, 6, 2)
-    assert share([small, gpus, gpus], 1, 0) == (1, 8, 16)
-    assert share([gpus], 2, 0) == (2, 16, 4)
-    assert share([gpus], 2, 32) == (2, 32, 2)
+    assert share([small, large], 0, 0) == (4, 5)
+    assert share([small, large], 0, 6) == (6, 2)
+    assert share([small, gpus, gpus], 1, 0) == (8, 16)
+    assert share([gpus], 2, 0) == (16, 4)
+    assert share([gpus], 2, 32) == (32, 2)
     for nodes, gpus_each, cores_each in (([], 0, 0), ([small], 1, 0), ([small], 0, 5), ([{"GPU": 1.0}], 1, 0)):
         with pytest.raises(UserError, match="no machine of the cluster has"):
             share(nodes, gpus_each, cores_each)
