@@ -91,39 +91,44 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "plot": forest(facts["verdicts"], facts["study"]["margin"]),
         "claimed": any(one["claim"] for one in facts["verdicts"]),
         "open_rows": OPEN_ROWS,
-        **{one.__name__: one for one in (signed, bits, whole, more, chance, duration, money, flaw)},
+        **{one.__name__: one for one in (signed, bits, whole, more, word_chance, duration, money, flaw)},
         **{one.__name__: one for one in (order_words, step_words, sweep_words)},
     }
 
 
-def signed(value: float | None) -> str | None:
-    """Format a difference in bits per byte: `−0.0012`."""
+def signed(value: float | None) -> str:
+    """Format a difference in bits per byte: `−0.0012`; `-` for one that is not known, as all of these do."""
     if not is_finite(value):
-        return None
+        return "-"
     text = f"{value:+.4f}"
     return text.replace("-", MINUS) if float(text) else text[1:]
 
 
-def bits(value: float | None) -> str | None:
+def bits(value: float | None) -> str:
     """Format bits per byte: `2.8312`."""
-    return f"{value:.4f}".replace("-", MINUS) if is_finite(value) else None
+    return f"{value:.4f}".replace("-", MINUS) if is_finite(value) else "-"
 
 
-def whole(value: float | None) -> str | None:
+def whole(value: float | None) -> str:
     """Format a count: `1,234`."""
-    return f"{value:,.0f}" if is_finite(value) else None
+    return f"{value:,.0f}" if is_finite(value) else "-"
 
 
-def more(value: float | None) -> str | None:
+def more(value: float | None) -> str:
     """Format a difference of counts: `+1,234`."""
-    return (f"{round(value):+,}" if round(value) else "0").replace("-", MINUS) if is_finite(value) else None
+    return (f"{round(value):+,}" if round(value) else "0").replace("-", MINUS) if is_finite(value) else "-"
 
 
-def chance(value: float | None) -> str | None:
+def chance(value: float | None) -> str:
     """Format a p or q."""
     if not is_finite(value):
-        return None
+        return "-"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def word_chance(one: Mapping[str, Any]) -> str:
+    """Format the q by which a verdict has its word."""
+    return chance(one["q_same" if one["word"] == "same" else "q"])
 
 
 def money(value: float) -> str:
@@ -190,7 +195,7 @@ def _sweep_table(found: Mapping[str, Any]) -> list[str]:
     first, *second = (axis[0] for axis in found["axes"])
     names = [_cell(f"{first} \N{DOWNWARDS ARROW}, {second[0]} \N{RIGHTWARDS ARROW}" if second else first)]
     names += [written(line["value"]) if second else "bits per byte" for line in found["lines"]]
-    columns = [{point["value"]: bits(point["mean"]) or "-" for point in line["points"]} for line in found["lines"]]
+    columns = [{point["value"]: bits(point["mean"]) for point in line["points"]} for line in found["lines"]]
     for line, column in zip(found["lines"], columns, strict=True):
         column[line["best"]] = f"**{column[line['best']]}**"
     values = sorted({value for column in columns for value in column})
@@ -206,16 +211,16 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
     rows = []
     for one in verdicts:
         against = "" if one["against"] == base else f" (against {one['against']})"
-        interval = " to ".join(signed(end) or "-" for end in one["interval"] or ()) or "-"
+        interval = " to ".join(map(signed, one["interval"] or ())) or "-"
         changes = ", ".join(f"{path}={value}" for path, value in one["diff"].items())
         against += f" ({flaw(one)})" if flaw(one) else ""
-        row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"]) or "-"]
+        row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"])]
         row += [interval, *((bits(one["spread"][name]) if one["spread"] else "-") for name in ("paired", "unpaired"))]
-        row += [chance(one["q_same" if one["word"] == "same" else "q"]) or "-", one["word"]]
-        row += [more(one["bytes"]) or "-"]
+        row += [word_chance(one), one["word"], more(one["bytes"])]
         if claimed:
             claim = one["claim"] or {"word": "-", "difference": None}
-            row += [f"{claim['word']} {signed(claim['difference']) or ''}".strip(), one["agrees"] or "-"]
+            stated = f" {signed(claim['difference'])}" if is_finite(claim["difference"]) else ""
+            row += [claim["word"] + stated, one["agrees"] or "-"]
         rows.append([*row, duration(one["seconds"]), *([money(one["money"])] if priced else [])])
     names += ["a source says", "we"] if claimed else []
     return markdown_table([*names, "a run takes", *(["costs"] if priced else [])], rows)
@@ -239,11 +244,11 @@ def _board_table(board: Sequence[Mapping[str, Any]], step_times: Mapping[str, Ma
         [
             place,
             one["label"] + (" (frontier)" if one["frontier"] else f" ({flaw(one)})" if flaw(one) else ""),
-            *(bits(one[name]) or "-" for name in ("mean", "deviation", "trained", "quantization_loss")),
-            *(whole(one[name]) or "-" for name in ("artifact_bytes", "parameters")),
-            (whole(one["steps"]) or "-") + (f" ({step_words(step_times[one['label']])})" if step_times else ""),
-            whole(one["tokens_per_second"]) or "-",
-            *([bits(one["holdout"]) or "-"] if held else []),
+            *(bits(one[name]) for name in ("mean", "deviation", "trained", "quantization_loss")),
+            *(whole(one[name]) for name in ("artifact_bytes", "parameters")),
+            whole(one["steps"]) + (f" ({step_words(step_times[one['label']])})" if step_times else ""),
+            whole(one["tokens_per_second"]),
+            *([bits(one["holdout"])] if held else []),
         ]
         for place, one in enumerate(board, 1)
     ]

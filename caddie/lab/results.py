@@ -19,7 +19,7 @@ from typing import Any
 
 from caddie.lab.executors import Executor, Local
 from caddie.lab.findings import findings
-from caddie.lab.report import chance, signed, verdict_html, write_study_report
+from caddie.lab.report import signed, verdict_html, word_chance, write_study_report
 from caddie.lab.rows import Row
 from caddie.lab.runner import run_jobs
 from caddie.lab.study import Study
@@ -58,9 +58,8 @@ class Results:
         room = 24 + max(0, shutil.get_terminal_size().columns - 80)  # for the longest label on a wide terminal
         for one in facts["verdicts"]:
             reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
-            difference = (signed(one["difference"]) or "-") + (f" ±{reach:.4f}" if reach else "")
-            q = chance(one["q_same" if one["word"] == "same" else "q"]) or "-"
-            figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, q]
+            difference = signed(one["difference"]) + (f" ±{reach:.4f}" if reach else "")
+            figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, word_chance(one)]
             claimed = [one["claim"]["word"] if one["claim"] else ""] if claims else []
             rows.append([crop(one["label"], room), *figures, one["word"], *claimed])
         lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]

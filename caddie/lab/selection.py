@@ -53,7 +53,7 @@ class Selection:
     def __str__(self) -> str:
         facts, rows = self.facts, []
         for number, (one, found) in enumerate(zip(facts["chosen"], self.rounds, strict=False), 1):
-            interval = " to ".join(signed(bound) or "-" for bound in one["interval"])
+            interval = " to ".join(map(signed, one["interval"]))
             tried = len(found.study.entries)
             rows.append([number, crop(one["label"], 24), signed(one["difference"]), interval, chance(one["q"]), tried])
         lines = [table(rows, ["round", "chosen", "difference", "95 % interval", "q", "of"])] if rows else []

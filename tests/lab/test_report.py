@@ -881,9 +881,9 @@ def test_the_table_has_a_line_for_each_run(tmp_path: Path) -> None:
 def test_words_for_numbers() -> None:
     assert [signed(value) for value in (-0.00123, 0.5, 0.0, -0.00001, math.nan, None)] == [
         *("\u22120.0012", "+0.5000", "0.0000", "0.0000"),
-        *(None, None),
+        *("-", "-"),
     ]
-    assert [chance(value) for value in (0.0004, 0.0416, None)] == ["< 0.001", "0.042", None]
+    assert [chance(value) for value in (0.0004, 0.0416, None)] == ["< 0.001", "0.042", "-"]
     assert [duration(value) for value in (9.96, 600.0, 7200.0)] == ["10.0 s", "10.0 min", "2.0 h"]
     assert [money(value) for value in (0.0, 0.01234, 1234.5)] == ["0.00", "0.012", "1,234.50"]
 
