@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from caddie.errors import count
 from caddie.lab.agreement import EARLY, Curve, early_agreement, public_order, safe_stop
 from caddie.lab.measured import Row, costs, how_measured, run_money, run_notes, run_seconds
 from caddie.lab.swept import swept
@@ -128,10 +129,10 @@ def _verdicts(
 
 
 def _documents(*sides: Sequence[Row]) -> tuple[Documents, Documents] | None:
-    """Return the bits of each document, by seed, of rival and entry; None unless all were scored on one text."""
+    """Return the bits of each document, by seed, of rival and entry; None unless both have those of the same ones."""
     known = [[(row["seed"], *row["documents"]) for row in rows if row.get("documents")] for rows in sides]
     every = [sizes for side in known for _, sizes, _ in side]
-    if not all(known) or len(_held_out_texts(*sides)) > 1 or any(sizes != every[0] for sizes in every):
+    if not all(known) or any(sizes != every[0] for sizes in every):
         return None
     rival, entry = (Documents(np.array(every[0]), {seed: np.array(bits) for seed, _, bits in side}) for side in known)
     return rival, entry
@@ -162,8 +163,7 @@ def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], grou
     if not claims:
         return sentence
     agree, disagree, undecided = (claims.count(word) for word in ("agrees", "disagrees", "open"))
-    one_or_more = "claim" if len(claims) == 1 else "claims"
-    return f"{sentence} Of {len(claims)} {one_or_more}: {agree} true here, {disagree} not, {undecided} undecided."
+    return f"{sentence} Of {count(len(claims), 'claim')}: {agree} true here, {disagree} not, {undecided} undecided."
 
 
 def _pairing(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
