@@ -87,7 +87,8 @@ class Local:
             for process, _ in busy.values():
                 process.terminate()
             for process, _ in busy.values():
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_SECONDS)
                 stop(process)
 
     def _begin(self, job: Path, slot: int) -> subprocess.Popen[bytes]:

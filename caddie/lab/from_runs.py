@@ -40,8 +40,9 @@ def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, A
         for folder, result in group:
             with result_errors(folder / RESULT, "a report"):
                 seed = int(result["seed"])
-                if (other := seeds.setdefault(seed, folder)) != folder:
-                    raise UserError(f"{other} and {folder} are the same recipe and seed; leave one out")
+                if seed in seeds:
+                    raise UserError(f"{seeds[seed]} and {folder} are the same recipe and seed; leave one out")
+                seeds[seed] = folder
                 facts = {"label": label, "kind": "", "seed": seed, "key": result.get("key"), "diff": diff}
                 rows.append({"study": pick(result, "study", "study"), **facts, **measured(folder, result)})
     study = {

@@ -956,6 +956,8 @@ def test_a_seed_twice_and_an_unfinished_run_are_refused(tmp_path: Path) -> None:
     a, b = (make_run(tmp_path / name, "tiny", 1, 128, 1.5) for name in "ab")
     with pytest.raises(UserError, match="same recipe and seed; leave one out"):
         write_runs_report([a, b], tmp_path / "out")
+    with pytest.raises(UserError, match="same recipe and seed; leave one out"):
+        write_runs_report([a, a], tmp_path / "out")
     (b / "result.json").unlink()
     with pytest.raises(UserError, match=r"no .*result\.json"):
         write_runs_report([a, b], tmp_path / "out")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -556,6 +557,22 @@ def test_a_run_gets_no_more_threads_than_the_user_allows(
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert list(filter(None, Local().run([tmp_path / JOB]))) == [(tmp_path / JOB, None)]
     assert (tmp_path / OUTPUT).read_text().strip() == given
+
+
+def test_a_job_that_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('deaf').touch(); time.sleep(600)"
+    )
+    monkeypatch.setattr(executors, "command", lambda job, gpus: [sys.executable, "-S", "-c", code])
+    monkeypatch.setattr(executors, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(executors, "GRACE_SECONDS", 0.2)
+    monkeypatch.chdir(tmp_path)
+    ticks = Local().run([tmp_path / JOB])
+    while not Path("deaf").exists():
+        assert next(ticks) is None
+    begin = time.monotonic()
+    ticks.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - begin < 300
 
 
 def test_a_busy_machine_is_told_once(text: str, folders: dict[str, Path]) -> None:
