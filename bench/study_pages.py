@@ -104,7 +104,7 @@ def claims_page(studies: Path = STUDIES) -> str:
             [
                 seed,
                 f"{label} ({(study.facts or {})['study']['equal']})",
-                f"{claim['word']} {signed(claim['difference']) or ''}".strip(),
+                f"{claim['word']} {signed(claim['difference'])}".removesuffix(" -"),
                 *_found(verdict),
                 *(_found(again) if again else ("not run", "-")),
                 _left(again, hours) if again else "-" if hours is None else f"{hours:.1f}",
@@ -154,8 +154,8 @@ def _claims(studies: Iterable[Kept]) -> Iterator[tuple[Kept, Mapping[str, Any], 
 
 def _found(verdict: Mapping[str, Any]) -> tuple[str, str]:
     """Return difference with interval, and the verdict."""
-    interval = " to ".join(signed(end) or "-" for end in verdict["interval"] or ())
-    measured = (signed(verdict["difference"]) or "-") + (f" ({interval})" if interval else "")
+    interval = " to ".join(signed(end) for end in verdict["interval"] or ())
+    measured = signed(verdict["difference"]) + (f" ({interval})" if interval else "")
     return measured, verdict["word"] if verdict["word"] in DECIDED else "undecided"
 
 
