@@ -158,9 +158,11 @@ def find(word: str) -> list[Socket]:
     known, words = sockets(), lookup(word)
     wanted = {simple(word), *(simple(link) for term in words for link in term.links)}
     if not (found := parts(known, wanted)) and not words:
-        names = [socket.name for socket in known] + [name for term in terms() for name in term.names]
-        for variant in (variant for socket in known for variant in socket.variants):
+        names = [name for socket in known for name in (socket.name, *socket.paths)]
+        names += [name for term in terms() for name in term.names]
+        for socket, variant in ((socket, variant) for socket in known for variant in socket.variants):
             names += [entry.last for entry in (variant, *variant.settings)]
+            names += [f"{path}.{setting.last}" for path in socket.paths for setting in variant.settings]
         raise UserError(f"no technique {word or 'named'}{suggest(word, names, most=3)}; `caddie techniques` lists them")
     return found
 

@@ -256,12 +256,26 @@ def test_the_verb_prints_json(caddie: Call) -> None:
 
 
 def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
-    for wrong in ("HaedGate", "haedgate"):
+    for wrong, meant in (
+        ("HaedGate", "HeadGate"),
+        ("haedgate", "HeadGate"),
+        ("pack.cap_byte", "pack.cap_bytes"),
+        ("model.blok.mlp", "model.block.mlp"),
+    ):
         ended = caddie("techniques", wrong)
         assert (ended.status, ended.out) == (2, "")
-        assert ended.err.startswith(f"caddie: no technique {wrong} (did you mean HeadGate, ")
+        assert ended.err.startswith(f"caddie: no technique {wrong} (did you mean {meant}, ")
         assert ended.err.endswith("?); `caddie techniques` lists them\n")
         assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["data.validation_fraction", "model.depth", "train.seconds", "pack.cap_bytes", "score.stride"]
+)
+def test_every_setting_is_explained_by_its_path(path: str, caddie: Call) -> None:
+    told = caddie("techniques", path)
+    assert (told.status, told.err) == (0, "")
+    assert f"`{path.rpartition('.')[2]}` (" in told.out
 
 
 # The field's words
