@@ -160,9 +160,10 @@ def find(word: str) -> list[Socket]:
     if not (found := parts(known, wanted)) and not words:
         names = [name for socket in known for name in (socket.name, *socket.paths)]
         names += [name for term in terms() for name in term.names]
-        for socket, variant in ((socket, variant) for socket in known for variant in socket.variants):
-            names += [entry.last for entry in (variant, *variant.settings)]
-            names += [f"{path}.{setting.last}" for path in socket.paths for setting in variant.settings]
+        for socket in known:
+            for variant in socket.variants:
+                names += [entry.last for entry in (variant, *variant.settings)]
+                names += [f"{path}.{setting.last}" for path in socket.paths for setting in variant.settings]
         raise UserError(f"no technique {word or 'named'}{suggest(word, names, most=3)}; `caddie techniques` lists them")
     return found
 
