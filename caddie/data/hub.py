@@ -55,7 +55,7 @@ class Snapshot:
     name: str
     """Repository, or folder on disk, for messages."""
     origin: Origin | None
-    """Where the files were fetched from; None for a copy on disk, whose origin is not known."""
+    """Repository and commit of the files; None for a copy on disk, whose origin is not known."""
     download: Callable[[str], None] | None = field(default=None, compare=False)
     """Fetches a file; None for a copy on disk."""
 

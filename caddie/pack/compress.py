@@ -98,7 +98,7 @@ class Pack(Config):
     cap_bytes: Count = 16_000_000
     """Bytes that the artifact may have; with a policy, the bytes that it counts, in the artifact and beside it."""
     policy: Literal["contest-2026", "strict"] | None = None
-    """What the cap counts (`caddie/run/policy.py`): both policies count code; contest-2026 omits the tokenizer. The
+    """Policy of what the cap counts (`caddie/run/policy.py`): both count code; contest-2026 omits the tokenizer. The
     artifact may have the rest of the cap. With none the cap is for the artifact alone."""
     fit: Fit | None = FillCap()
     """Search for the candidate that fills the cap; with none the quantizers are used as they are set."""

@@ -93,7 +93,7 @@ def seen(on: ProbeCase, name: str) -> str:
 
 
 def checked(on: ProbeCase, name: str) -> Check:
-    """What that probe alone finds in a case whose scorer can score a text."""
+    """Return what that probe alone finds in a case whose scorer can score a text."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("caddie.verify.probes.PROBES", {one: PROBES[one] for one in ("scores a text", name)})
         scored, found = run_probes(on)
