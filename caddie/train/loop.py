@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from caddie.config.schedules import TrainProgress, value_at
 from caddie.data.loaders import Batch, TrainingData, hold_out
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
+from caddie.runtime.cpu_share import CpuShare
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.interrupt import saves_on_interrupt
 from caddie.runtime.memory import peak_bytes
 from caddie.runtime.progress import SILENT, Progress
-from caddie.train.checkpoint import checkpoint_identity, save_tensors, weights_identity
-from caddie.train.hooks import Log, Run, held_out_batches
-from caddie.train.prefetch import prefetch
+from caddie.train.checkpoint import (
+    checkpoint_identity,
+    cpu_share_in,
+    position_in,
+    restore,
+    save_tensors,
+    weights_identity,
+)
+from caddie.train.hooks import BackgroundJobs, BusyMachine, Checkpoint, Forecast, HeldOut, Log, held_out_batches
+from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.settings import Train
 from caddie.train.size_forecast import Forecaster
-from caddie.train.trainer import Trainer
+from caddie.train.trainer import Batches, Trainer
 from caddie.train.warmup import warm_up
 
 
@@ -101,7 +113,7 @@ def train(
     identity = checkpoint_identity(gpt, config, data, seed)
     with closing(Log(folder, data.bits_per_nat, ranks.first, progress)) as log:
         measured = (forecaster, held_out) if ranks.first else (None, [])
-        run = Run(trainer, folder / CHECKPOINT, identity, log, *measured, data.bos)
+        run = TimedRun(trainer, folder / CHECKPOINT, identity, log, *measured, data.bos)
         run.restore()
         if run.at.progress >= 1.0:
             log.note(f"training is done, at step {run.at.step:,}")
@@ -115,8 +127,7 @@ def train(
             log.note(text)
         if forecaster is not None:
             forecaster.learned = trainer.views.by_name.keys()
-        run.forecast.off_the_clock()
-        run.held_out.off_the_clock()
+        run.off_the_clock()
         ranks.wait()
         with (
             saves_on_interrupt(),
@@ -126,8 +137,7 @@ def train(
             if number := run.to_the_end(batches, received):
                 raise Interrupted(number, run.at.step)
         share = run.cpu_share
-        run.forecast.off_the_clock()
-        run.held_out.off_the_clock()
+        run.off_the_clock()
         log.write({"event": "end", "step": run.at.step, "seconds": run.at.seconds, "loss": run.loss})
     last = {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
     trained = Trained(
@@ -149,6 +159,119 @@ def train(
     if ranks.first:
         save_tensors(folder / WEIGHTS, trained.weights, weights_identity(gpt, config, data.documents_sha256))
     return trained
+
+
+class TimedRun:
+    """The timed part of a run, and its position.
+
+    On a GPU the loss of a step is read when the next step has been launched, so that the device always has work. Then
+    times, losses and signals are known one step late: schedules count time up to the step before, and a run goes on for
+    one step after its time is over or its loss is no longer finite. Checkpoints and the end of the run wait for the
+    device. On a CPU each step is read before the next.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpoint: Path,
+        identity: dict[str, str],
+        log: Log,
+        forecaster: Forecaster | None = None,
+        held_out: Sequence[Batch] = (),
+        bos: int = 0,
+    ) -> None:
+        self.trainer, self.config, self.budget, self.log = trainer, trainer.config, trainer.config.budget, log
+        self.background = BackgroundJobs(trainer.asynchronous)
+        self.at = self.done = TrainProgress(0, 0.0, self.budget)
+        """Progress before the next step, and progress after the last step whose loss was read."""
+        self.cpu = CpuShare(torch.get_num_threads())
+        self.position, self.loss = 0, math.nan
+        """Micro-batches that all processes together have read, and the loss that was read last."""
+        self.first, self.earlier = 0, (0.0, 0.0)
+        """Step at which this process began, and CPU share and seconds of the processes before that trained the run."""
+        self.bos = bos
+        self.checkpoint = Checkpoint(trainer, self.background, checkpoint, identity, self.config.checkpoint_seconds)
+        self.forecast = Forecast(trainer, self.background, log, forecaster)
+        self.held_out = HeldOut(trainer, log, held_out, bos)
+        self.busy_machine = BusyMachine(trainer, log)
+        self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
+        """Launched steps whose losses have not been read: steps and micro-batches done, learning-rate scale, loss."""
+        self.received: Sequence[int] = ()
+        self.signalled, self.began = 0, 0.0
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Share of its threads' time that training had, interrupted or not; None without a step, and on a GPU."""
+        share, seconds = self.earlier
+        here = self.cpu.seconds if self.done.step > self.first else 0.0
+        if self.trainer.asynchronous or not seconds + here:
+            return None
+        return (share * seconds + self.cpu.share * here) / (seconds + here)
+
+    def restore(self) -> None:
+        """Go on from the checkpoint if there is one."""
+        if self.trainer.ranks.any(self.checkpoint.path.exists()):  # all alike: `state` is a collective
+            found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
+            step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
+            self.at = self.done = TrainProgress(step, seconds, self.budget)
+            share, self.first = cpu_share_in(found), step
+            self.earlier = (0.0, 0.0) if share is None else (share, seconds)
+
+    def to_the_end(self, batches: Batches, received: Sequence[int]) -> int:
+        """Step until the budget is spent or a signal comes; return the number of the signal, or 0."""
+        self.received = received
+        self.log.begin(self.trainer, self.at, self.position)
+        self.save()
+        self.began = time.perf_counter() - self.at.seconds
+        self.cpu = CpuShare(self.cpu.threads)
+        while self.at.progress < 1.0 and not self.signalled:
+            self.forecast.before_step(self.at)
+            self.step(batches)
+            self.forecast.after_step(self.at)
+            self.held_out.after_step(self.at)
+            self.busy_machine.after_step(self.cpu)
+            if not self.signalled and self.checkpoint.due(self.done):
+                self.save()
+        self.save()
+        self.background.wait()
+        # A signal may also have come in the last step or while its end was saved.
+        return int(self.trainer.ranks.maximum(float(max(received, default=0)))[0])
+
+    def step(self, batches: Batches) -> None:
+        """Launch a step, and read the losses of those before it."""
+        trainer, at = self.trainer, self.at
+        lr_scale = value_at(self.config.lr_schedule, at)
+        loss = trainer.launch(batches, at, self.bos, lr_scale)
+        trainer.forget_gradients()
+        self.position += self.config.micro_batches_at(at)
+        self.pending.append((at.step + 1, self.position, lr_scale, loss))
+        self.read_losses(1 if trainer.asynchronous else 0)
+        self.at = TrainProgress(at.step + 1, self.done.seconds, self.budget)
+        trainer.watch(self.at, lr_scale)
+
+    def off_the_clock(self) -> None:
+        """Forecast and measure held-out text while the clock stands still."""
+        self.forecast.off_the_clock(self.at)
+        self.held_out.off_the_clock(self.at)
+
+    def save(self) -> None:
+        """Wait for all launched steps, and save a checkpoint."""
+        self.read_losses(0)
+        self.at = self.done
+        self.checkpoint.save(self.at, self.position, self.loss, self.cpu_share)
+
+    def read_losses(self, pending: int) -> None:
+        """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""
+        while len(self.pending) > pending:
+            step, position, lr_scale, later = self.pending.popleft()
+            loss = later.read()
+            if not math.isfinite(loss):
+                self.background.wait()
+                raise self.checkpoint.stays(f"the loss or its gradient was {loss} at step {step - 1:,}")
+            seconds = time.perf_counter() - self.began
+            seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
+            self.done, self.loss, self.signalled = TrainProgress(step, seconds, self.budget), loss, int(signalled)
+            self.log.step(self.done, position, loss, lr_scale)
 
 
 @contextmanager

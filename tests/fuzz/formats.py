@@ -36,7 +36,7 @@ from caddie.run.run_folder import read_run
 from caddie.run.stages import held_out_text, training_data
 from caddie.runtime.distributed import Ranks
 from caddie.train.checkpoint import checkpoint_identity, load_weights, weights_identity
-from caddie.train.hooks import Run
+from caddie.train.loop import TimedRun
 from caddie.train.trainer import Trainer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "formats"
@@ -245,7 +245,7 @@ def checkpoint(good: Good) -> Callable[[random.Random], Case]:
             if number:
                 load_weights(path, own)
             else:
-                run = Run(trainer, path, identity, None, None)  # type: ignore[arg-type]
+                run = TimedRun(trainer, path, identity, None, None)  # type: ignore[arg-type]
                 run.restore()
 
         return read

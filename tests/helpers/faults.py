@@ -32,7 +32,7 @@ PHASES = {
     "caddie.run.resolve_corpus.open_corpus": "prepare",
     "caddie.run.run.check_settings_matter": "check",
     "caddie.train.loop.warm_up": "warm-up",
-    "caddie.train.hooks.Run.to_the_end": "train",
+    "caddie.train.loop.TimedRun.to_the_end": "train",
     "caddie.run.run.calibrate_recipe": "calibrate",
     "caddie.run.stages.calibrate_recipe": "calibrate",
     "caddie.run.run.score_trained": "score weights",

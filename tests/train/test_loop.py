@@ -590,12 +590,12 @@ def test_held_out_text_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyP
         return 2.0
 
     monkeypatch.setattr(hooks.time, "perf_counter", lambda: clock[0])
-    trainer = SimpleNamespace(ranks=Ranks(), loss=loss)
-    run: Any = SimpleNamespace(trainer=trainer, log=SimpleNamespace(write=written.append), config=HELD)
-    held_out = hooks.HeldOut(run, hooks.held_out_batches(SHARDS[0], 32), 1)
+    trainer: Any = SimpleNamespace(ranks=Ranks(), loss=loss)
+    log: Any = SimpleNamespace(write=written.append)
+    held_out = hooks.HeldOut(trainer, log, hooks.held_out_batches(SHARDS[0], 32), 1)
     for step in range(10_001):
-        run.at = TrainProgress(step, clock[0], Budget(steps=10_000))
-        (held_out.after_step if 0 < step < 10_000 else held_out.off_the_clock)()
+        at = TrainProgress(step, clock[0], Budget(steps=10_000))
+        (held_out.after_step if 0 < step < 10_000 else held_out.off_the_clock)(at)
         clock[0] += 0.1
     places = [event["step"] for event in written]
     assert places == sorted(set(places))
