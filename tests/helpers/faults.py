@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from importlib import import_module
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -159,10 +159,7 @@ def _work(
 def _announce(patch: pytest.MonkeyPatch, place: str, phase: str, tell: Connection) -> None:
     """Let a function send its phase when it is called."""
     names = place.split(".")
-    split = 4 if names[3] == "Run" else 3
-    owner: Any = import_module(".".join(names[:3]))
-    for name in names[3:split]:
-        owner = getattr(owner, name)
+    owner: Any = reduce(getattr, names[3:-1], import_module(".".join(names[:3])))
     before = getattr(owner, names[-1])
 
     def announced(*arguments: Any, **named: Any) -> Any:
