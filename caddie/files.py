@@ -171,10 +171,17 @@ def check_new_file(path: Path, option: str = "--out") -> None:
 
 def regular_bytes(path: Path) -> bytes:
     """Return the bytes of a regular file; `OSError` at once for anything else, such as a device or a pipe."""
-    with os.fdopen(os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC")), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
+
+
+def open_regular(path: Path, *flags: str) -> int:
+    """Return a descriptor of a regular file; `OSError` at once for anything else. `flags` are more of `os.open`."""
+    descriptor = os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC", *flags))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
 
 
 def read_file(path: Path) -> bytes:

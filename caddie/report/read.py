@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from caddie.config import show
 from caddie.errors import UserError
-from caddie.files import open_flags, regular_bytes
+from caddie.files import open_regular, regular_bytes
 from caddie.report.charts import is_finite
 from caddie.runtime.cpu_share import BUSY_SHARE
 
@@ -178,7 +177,7 @@ class Log:
 
     def read(self, path: Path) -> Log:
         """Return this log with the new lines of the file at `path`, or a new log if it is another file."""
-        with os.fdopen(open_regular(path), "rb") as file:
+        with os.fdopen(open_regular(path, "O_NOFOLLOW"), "rb") as file:
             status = os.fstat(file.fileno())
             if self.inode not in (0, status.st_ino) or status.st_size < self.offset:
                 return Log().read(path)
@@ -223,19 +222,10 @@ def _joined(a: Point, b: Point) -> Point:
     return Point(b.step, b.seconds, (a.loss * a.events + b.loss * b.events) / events, events)
 
 
-def open_regular(path: Path) -> int:
-    """Return a descriptor of a regular file. Raises `OSError` for a link or anything else, and never waits."""
-    descriptor = os.open(path, open_flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("not a regular file")
-    return descriptor
-
-
 def read_regular(path: Path, most: int | None = None) -> bytes:
     """Return the bytes of a regular file. Raises `OSError` for others and above `most` bytes, else `LARGEST_BYTES`."""
     most = LARGEST_BYTES if most is None else most
-    with os.fdopen(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path, "O_NOFOLLOW"), "rb") as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(f"it has more than {most:,} bytes")
         return file.read(most)

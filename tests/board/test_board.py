@@ -432,7 +432,7 @@ def test_what_did_not_change_is_not_read_again(ask: Ask, root: Path, monkeypatch
     runs(ask)
     opened: list[str] = []
     real = read.open_regular
-    monkeypatch.setattr(read, "open_regular", lambda path: opened.append(path.name) or real(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(read, "open_regular", lambda path, *flags: opened.append(path.name) or real(path, *flags))  # type: ignore[func-returns-value]
     runs(ask)
     assert opened == []
     with (run / "log.jsonl").open("a") as log:
