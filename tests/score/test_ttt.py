@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby, pairwise
@@ -208,9 +209,8 @@ def test_chunks_are_scored_and_learnt_in_the_order_of_the_public_script(
     for case in cases:
         steps.clear()
         length, rows = case["window"], case["rows_per_batch"]
-        sgd = SGD(rows=rows)
-        assert (sgd.epochs, sgd.lr) == (case["epochs"], case["base_learning_rate"])
-        assert (sgd.momentum, sgd.clip) == (case["momentum"], case["gradient_clip"])
+        given = {"epochs": "epochs", "lr": "base_learning_rate", "momentum": "momentum", "clip": "gradient_clip"}
+        sgd = SGD(rows=rows, **{ours: case[name] for ours, name in given.items()})
         chosen = ChunkSGD(chunk_tokens=case["chunk_tokens"], sgd=sgd)
         tokens = np.arange(case["predictable_tokens"] + 1, dtype=np.uint16)
         spy = Spy(len(tokens))
@@ -235,7 +235,7 @@ def test_chunks_are_scored_and_learnt_in_the_order_of_the_public_script(
                 continue
             if rest == 0:
                 (batch, _), (rate, momentum, targets) = next(made)
-                assert momentum == 0.9
+                assert momentum == case["momentum"]
                 assert torch.equal(targets, batch + 1)
                 found.append(("train", begun(batch), ids.shape[1], pytest.approx(rate, rel=1e-12)))
                 rest = len(batch)
@@ -299,8 +299,8 @@ def test_chunks_of_a_document_have_the_windows_of_the_public_script(parity: Path
         assert [end - first for _, first, end in found] == [scored for *_, scored in entry["windows"]]
 
 
-MASKS = {"no_q": {"query"}, "no_v": {"value"}, "no_qv": {"query", "value"}, "no_k": {"key"}, "all": set[str]()}
-"""The scripts' name of a mask to the targets that it leaves out."""
+SCRIPTS_TARGETS = {"q": "query", "k": "key", "v": "value", "o": "attention", "mlp": "mlp", "lm_head": "head"}
+"""The beginning of a script's parameters to the target that they adapt."""
 
 
 def test_adapters_left_out_are_those_of_the_public_script(frontier: Path) -> None:
@@ -319,7 +319,9 @@ def test_adapters_left_out_are_those_of_the_public_script(frontier: Path) -> Non
     )
     assert gpt.order() == order
     for mask, entry in config["names"].items():
-        targets = tuple(name for name in DocumentLoRA().targets if name not in MASKS[mask])
+        kept = {name.partition("_lora")[0] for name in entry["parameters"]}
+        targets = tuple(name for name in DocumentLoRA().targets if name in {SCRIPTS_TARGETS[one] for one in kept})
+        assert (len(targets) == len(SCRIPTS_TARGETS)) == (mask == "all")
         chosen = DocumentLoRA(rank=config["rank"], documents=config["documents"], targets=targets)
         made = adapters._Adapters(chosen, build(gpt, 0))
         made.begin(0)
@@ -341,7 +343,10 @@ def test_adapters_add_and_learn_as_in_the_public_script(frontier: Path) -> None:
         weight_decay=config["weight_decay"],
         targets=("head",),
     )
-    sizes = {"width": data["x"].shape[-1], "vocabulary": config["out"]}
+    attention = {
+        f"block.attention.{name}": config[name.replace("key_value", "kv")] for name in ("heads", "key_value_heads")
+    }
+    sizes = {"width": data["x"].shape[-1], "vocabulary": config["out"], **attention}
     made = adapters._Adapters(chosen, build(TINY.but(sizes), 0))
     made.begin(0)
     with torch.no_grad():
@@ -411,12 +416,14 @@ def test_phases_end_where_those_of_the_public_script_do(parity: Path, monkeypatc
         yield from ()
 
     monkeypatch.setattr(adapters, "global_rows", note)
-    phases = GlobalSGD(documents=10, phases=3)
-    chosen = DocumentLoRA(rank=1, documents=5, chunk_tokens=40, phases=phases)
+    size = len(layout.edges) // 5  # five groups and perhaps a part of one
+    documents = sum(map(len, groups(layout, size)[:3]))  # the second and third group end a phase
+    phases = GlobalSGD(documents=documents, phases=2)
+    chosen = DocumentLoRA(rank=1, documents=size, chunk_tokens=40, phases=phases)
     scorer = chosen.build(build(TINY.but({"vocabulary": int(tokens.max()) + 1}), 0), 1, 64, 64, torch.float32)
     charged: list[int] = []
-    run(scorer, tokens, layout, 5, lambda window, _: charged.append(window.first), vocabulary=int(tokens.max()) + 1)
-    scored_first = groups(layout, 5)
+    run(scorer, tokens, layout, size, lambda window, _: charged.append(window.first), vocabulary=int(tokens.max()) + 1)
+    scored_first = groups(layout, size)
     ascending = [number for group in reversed(scored_first) for number in group]
     ends = list(accumulate(len(group) for group in scored_first))
     # a phase ends with the group that reaches its boundary
@@ -434,11 +441,13 @@ def test_all_weights_learn_from_the_rows_of_the_public_script(
     assert cases
     for case in cases:
         steps.clear()
-        tokens = np.arange(1000, 1000 + case["tokens"])
+        rule = re.match(r"token at index i is (\d+)\+i", case["token_value_rule"])
+        assert rule
+        tokens = int(rule[1]) + np.arange(case["tokens"])
         tokens[:: case["beginning_of_document_every"]] = 1
         length = case["row_length"]
-        sgd = SGD(lr=0.001, epochs=1, rows=case["rows_per_step"])
-        spy = Spy(1000 + case["tokens"])
+        sgd = SGD(lr=case["steps"][0]["learning_rate"], epochs=1, rows=case["rows_per_step"])  # a cosine's first
+        spy = Spy(int(rule[1]) + case["tokens"])
         learner = Learner(spy, 1, sgd, torch.float32)  # type: ignore[arg-type]
         for chunk, chunks, rows in global_rows(tokens, case["chunk_tokens"], length):
             learner.learn(rows, chunk, chunks)
