@@ -3,7 +3,7 @@
 Each rung is the twin of a record with all its steps, its own quantization and its own scoring, test-time training too
 (`NAME_scale`, `docs/studies.md`), compiled and in bfloat16 as records train. Every rung has 600 seconds of eight H100,
 by its public step time. Each is set against the rung before it; the claim is the difference of the public scores.
-`larger` is the same at width 96.
+Where the order breaks, single changes of the rung are taken back. `larger` is the same at width 96.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
 champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
@@ -38,6 +38,12 @@ RUNGS = (
     "champion",
 )
 RECORD, CHAMPION = RUNGS[-2:]
+BATCH = "train.batch_tokens"
+TAKEN_BACK = {
+    ("exclusive_four", "the batch before"): BATCH,
+    ("partial_rotary", "all channels rotary"): "model.block.attention.rope.dims",
+}
+"""Changes of the rungs that break the order, each taken back alone to find the reason."""
 COMPARABLE = {"baseline": 1.2275}
 """Public scores on the contest's current validation text, where a recipe's first one is of another."""
 
@@ -71,6 +77,15 @@ def ladder(suffix: str, name: str) -> Study:
             claim=None if step is None else Claim(word="better", difference=round(step, 4), source=source),
             public_score=score,
         )
+        back = twin(rung, suffix).settings.diff(twin(before, suffix).settings)
+        for (of, label), path in TAKEN_BACK.items():
+            if of == rung:
+                entries[f"{rung}, {label}"] = Entry(
+                    diff={**entries[rung].diff, path: back[path]},
+                    against=rung,
+                    why="Does this change break the order?",
+                    step_cost=back[path] / twin(rung, suffix).train.batch_tokens if path == BATCH else 1.0,
+                )
     return Study(
         name=name,
         why="Do twins that make all the steps come out in the order of the public scores?",
