@@ -40,8 +40,9 @@ RUNGS = (
 RECORD, CHAMPION = RUNGS[-2:]
 BATCH = "train.batch_tokens"
 TAKEN_BACK = {
-    ("exclusive_four", "the batch before"): BATCH,
-    ("partial_rotary", "all channels rotary"): "model.block.attention.rope.dims",
+    ("exclusive_four", "the batch before"): (BATCH,),
+    ("partial_rotary", "all channels rotary"): ("model.block.attention.rope.dims",),
+    ("exclusive_everywhere", "four exclusive layers"): ("model.block.attention.xsa", "model.layers.7-10"),
 }
 """Changes of the rungs that break the order, each taken back alone to find the reason."""
 COMPARABLE = {"baseline": 1.2275}
@@ -78,13 +79,13 @@ def ladder(suffix: str, name: str) -> Study:
             public_score=score,
         )
         back = twin(rung, suffix).settings.diff(twin(before, suffix).settings)
-        for (of, label), path in TAKEN_BACK.items():
+        for (of, label), paths in TAKEN_BACK.items():
             if of == rung:
                 entries[f"{rung}, {label}"] = Entry(
-                    diff={**entries[rung].diff, path: back[path]},
+                    diff={**entries[rung].diff, **{path: back[path] for path in paths}},
                     against=rung,
                     why="Does this change break the order?",
-                    step_cost=back[path] / twin(rung, suffix).train.batch_tokens if path == BATCH else 1.0,
+                    step_cost=back[BATCH] / twin(rung, suffix).train.batch_tokens if BATCH in paths else 1.0,
                 )
     return Study(
         name=name,
