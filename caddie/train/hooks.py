@@ -1,4 +1,4 @@
-"""What a run does between its steps: log, save, forecast, measure held-out text, warn of a busy machine."""
+"""Log, checkpoint, size forecast, held-out loss and busy-machine warning between the steps of a run."""
 
 from __future__ import annotations
 
@@ -127,17 +127,14 @@ class Log:
 
 
 class Checkpoint:
-    """Saves the run every `seconds` of its clock."""
+    """Saves the run every `checkpoint_seconds`."""
 
-    def __init__(
-        self, trainer: Trainer, background: BackgroundJobs, path: Path, identity: dict[str, str], seconds: float
-    ) -> None:
-        self.trainer, self.background = trainer, background
-        self.path, self.identity, self.seconds = path, identity, seconds
+    def __init__(self, trainer: Trainer, background: BackgroundJobs, path: Path, identity: dict[str, str]) -> None:
+        self.trainer, self.background, self.path, self.identity = trainer, background, path, identity
 
     def due(self, done: TrainProgress) -> bool:
         """True if the last one is old enough."""
-        return done.seconds - self.saved.seconds >= self.seconds
+        return done.seconds - self.saved.seconds >= self.trainer.config.checkpoint_seconds
 
     def save(self, at: TrainProgress, position: int, loss: float, cpu_share: float | None) -> None:
         """Write the checkpoint whole or not at all; all launched steps must be done and found good."""

@@ -190,7 +190,7 @@ class TimedRun:
         self.first, self.earlier = 0, (0.0, 0.0)
         """Step at which this process began, and CPU share and seconds of the processes before that trained the run."""
         self.bos = bos
-        self.checkpoint = Checkpoint(trainer, self.background, checkpoint, identity, self.config.checkpoint_seconds)
+        self.checkpoint = Checkpoint(trainer, self.background, checkpoint, identity)
         self.forecast = Forecast(trainer, self.background, log, forecaster)
         self.held_out = HeldOut(trainer, log, held_out, bos)
         self.busy_machine = BusyMachine(trainer, log)
