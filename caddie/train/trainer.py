@@ -266,10 +266,10 @@ class Trainer:
 
     def _tensors(self, batch: Batch | DeviceBatch, length: int, bos: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, targets and document starts on the device, cut into rows of `length`."""
-        longest = self.config.longest_row
         inputs, targets = (torch.as_tensor(ids, device=self.ranks.device) for ids in (batch.inputs, batch.targets))
-        if length < longest:
-            inputs, targets = (t.reshape(-1, t.shape[1] * length // longest) for t in (inputs, targets))
+        columns = inputs.shape[1] * length // self.config.longest_row
+        # A graph is compiled for strides. Rows cut from a longer text keep its strides; `view` gives new ones.
+        inputs, targets = (t.contiguous().view(-1, columns) for t in (inputs, targets))
         return inputs, targets, inputs == bos
 
     def state(self) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from processes import CONTEXT
 from recording import Recorder
 
 from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress, Warmdown
-from caddie.data.loaders import Batch, TrainingData
+from caddie.data.loaders import Batch, Loader, PackedDocuments, TrainingData
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared, build
 from caddie.model.parameters import Constant
@@ -466,6 +466,25 @@ def test_graphs_that_were_compiled_on_the_clock_are_told(tmp_path: Path, monkeyp
     assert (events[at - 1]["step"], events[at + 1]["step"]) == (1, 2)
 
 
+@pytest.mark.parametrize("length", [16, 32])
+@pytest.mark.parametrize("loader", [None, *Loader.__subclasses__()])
+def test_rows_have_the_strides_of_their_shape_for_which_the_warm_up_compiled(
+    loader: type[Loader] | None, length: int
+) -> None:
+    """Of every loader, and of rows that a user's loader cut from a longer text; a packed row has always been one."""
+    trainer = Trainer(TINY, ONE_STEP.but(micro_batches=8, batch_tokens=256), 7, Ranks())
+    if loader is None:
+        text = SHARDS[0][:132].astype(np.int64).reshape(4, 33)
+        batches = [Batch(text[:rows, :-1], text[:rows, 1:]) for rows in (1, 4)]
+    else:
+        stream = loader().build(SHARDS, tokens=32, sequence_length=32, seed=7, bos=1)
+        batches = [stream.micro_batch(0)]
+    for batch in batches:
+        for tensor, ids in zip(trainer._tensors(batch, length, 1), (batch.inputs, batch.targets), strict=False):
+            assert tensor.stride() == (length, 1)
+            assert torch.equal(tensor.flatten(), torch.from_numpy(ids.reshape(-1).copy()))
+
+
 @pytest.mark.long
 def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -477,7 +496,7 @@ def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
     config = GROWING.but(compile="always", warmup_steps=1, steps=4)
     shallow = TINY.but(depth=1)
 
-    def notes(name: str) -> list[str]:
+    def notes(name: str, config: Train = config) -> list[str]:
         torch._dynamo.reset()
         events: list[dict[str, Any]] = []
         train(
@@ -491,6 +510,7 @@ def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
         return [event["text"] for event in events if event["event"] == "note"]
 
     assert notes("warmed up") == []
+    assert notes("packed", config.but(loader=PackedDocuments(), sequence_length=32)) == []
     first = Trainer.shapes
     monkeypatch.setattr(Trainer, "shapes", lambda self: dict(list(first(self).items())[:1]))
     assert [text.split(";")[0] for text in notes("not")] == ["recompiled 1 graphs on the clock"]
