@@ -240,12 +240,12 @@ class Trainer:
         return total / count
 
     def attention(self, length: int) -> str:
-        """Return the names of the implementations of attention over rows of `length` here, at the end of the run."""
-        device, names = self.ranks.device, []
+        """Return the names of the implementations of attention over rows of `length` here, in the run's last step."""
+        device, last, names = self.ranks.device, math.nextafter(1.0, 0.0), []  # at 1.0 bounds may be those of scoring
         for block in self.model.config.blocks:
             if isinstance(attention := block.attention, GroupedQueryAttention):
                 documents = attention.scope == "document"
-                window = reach(attention.longest if documents else None, attention.window, 1.0, device)
+                window = reach(attention.longest if documents else None, attention.window, last, device)
                 size = self.model.config.width // attention.heads
                 names.append(choose(device, product_dtype(device, self.dtype), size, length, length, documents, window))
         return ", ".join(dict.fromkeys(names))

@@ -518,7 +518,8 @@ def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
 
 def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
-    gpt = TINY.but({"layers": {"1": {"attention.window": 8}}})
+    only_trained = PiecewiseConstant(values=(8, 12), begins=(1.0,))  # the model is scored with windows of 12
+    gpt = TINY.but({"layers": {"1": {"attention.window": only_trained}}})
     train(
         gpt,
         STEPS.but(steps=1, precision="float32"),
