@@ -1,4 +1,4 @@
-"""Techniques one by one: every line between the contest's baseline and the best record, or champion, taken back alone.
+"""Techniques one by one: every line from the baseline to the best record, and from there to champion, taken back alone.
 
 The lines are those of `caddie diff`, so a technique that is added to a recipe is asked after without a word here. Twins
 make all the steps, in 600 seconds of eight H100: what a line costs there in time is paid in steps. The report has what
@@ -35,12 +35,12 @@ WITHOUT = {
 """Time of a step without a technique, as a multiple of that with it. XSA was added to seven of eleven layers."""
 
 
-def lines(name: str, sizes: Diff) -> Study:
-    """Return the study of a recipe's lines; `sizes` are settings of twin and baseline alike."""
-    recipe, baseline = (find(f"{one}_scale").but({**AT_SCALE, **sizes}) for one in (name, "baseline"))
+def lines(name: str, origin: str, sizes: Diff) -> Study:
+    """Return the study of the lines from one recipe to another; `sizes` are settings of both twins."""
+    recipe, before = (find(f"{one}_scale").but({**AT_SCALE, **sizes}) for one in (name, origin))
     found = ablate(
         recipe,
-        baseline,
+        before,
         name=f"ablations-{name}",
         why=f"What is each line of {name} worth?",
         budget=ModelledSeconds(seconds=600),
@@ -50,6 +50,6 @@ def lines(name: str, sizes: Diff) -> Study:
     return replace(found, entries={label: replace(one, step_cost=costs[label]) for label, one in found.entries.items()})
 
 
-study = lines(RECORD, {})
+study = lines(RECORD, "baseline", {})
 cap = small_cap(find(RECORD), find(f"{RECORD}_scale"))
-champion = lines("champion", {"pack.policy": None, "pack.cap_bytes": cap})
+champion = lines("champion", RECORD, {"pack.policy": None, "pack.cap_bytes": cap})

@@ -8,8 +8,10 @@ Where the order breaks, single changes of the rung are taken back. `larger` is t
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
 champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
 contest's that its size is of the best record: as many bytes for each weight of that record as it has at full size.
+`champion` asks of the last two alone, with five random seeds; the ladder takes its runs over.
 
     caddie study studies/ladder/study.py --data train_open.jsonl.xz --background
+    caddie study studies/ladder/study.py:champion --data train_open.jsonl.xz --workers 2 --keep-checkpoints
 """
 
 from __future__ import annotations
@@ -97,5 +99,19 @@ def ladder(suffix: str, name: str) -> Study:
     )
 
 
+record = twin(RECORD, "scale")
 study = ladder("scale", "ladder")
 larger = ladder("scale96", "ladder-96")
+champion = Study(
+    name="champion",
+    why="Does champion beat the best record, in as many modelled seconds and no more bytes?",
+    base=record,
+    entries={
+        CHAMPION: Entry(
+            diff=record.settings.diff(twin(CHAMPION, "scale").settings), kind="bundle", why=shipped()[CHAMPION].why
+        )
+    },
+    seeds=(1, 2, 3, 4, 5),
+    budget=study.budget,
+    margin=0.002,
+)

@@ -126,7 +126,7 @@ def test_the_order_of_the_data_takes_no_time() -> None:
 OTHERS = ("ngram_tilt", "parallel_muon", "vocabulary_8192", "document_attention")
 
 
-@pytest.mark.parametrize("name", ["champion", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
+@pytest.mark.parametrize("name", ["few_layers", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_ablations_of_twins_have_times(name: str) -> None:
     one = ablate(find(f"{name}_mini"), budget=ModelledSeconds(seconds=1))
     assert {time.source for time in one.step_times.values()} <= {"published", "FLOPs"}
@@ -149,14 +149,14 @@ def test_the_mean_over_a_run_is_that_of_a_clock() -> None:
 
 
 def test_a_diff_that_makes_a_recipe_without_public_runs_is_compared_by_its_base() -> None:
-    base, other = find("baseline_scale"), find("champion_scale")
+    base, other = find("baseline_scale"), find("few_layers_scale")
     assert step_time(base.but(base.settings.diff(other.settings))) == step_time(other)
     assert " of vocabulary_4096 " in step_time(other).note
 
 
 def test_recipes_without_public_runs_are_compared_with_what_they_are_based_on() -> None:
     assert next_timed(find("lower_lr")) == "baseline", "that was timed on other GPUs"
-    assert next_timed(find("champion")) in speeds()
+    assert next_timed(find("few_layers")) in speeds()
     assert next_timed(find("tiny").but(name="mine", base=None)) == "baseline"
     mine = find("baseline_mini").but({"model.depth": 6}, name="mine", base="baseline_mini")
     assert step_time(mine) == step_time(find("baseline_mini").but({"model.depth": 6}))

@@ -155,7 +155,7 @@ def test_a_sweep_is_a_grid_without_the_recipe_itself() -> None:
 
 
 def test_ablation_takes_back_each_line_and_every_entry_is_possible() -> None:
-    recipe = find("champion_mini")
+    recipe = find("few_layers_mini")
     origin = find(recipe.base or "")
     one = ablate(recipe)
     lines = recipe.settings.diff(origin.settings)

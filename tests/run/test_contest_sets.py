@@ -85,9 +85,9 @@ def test_counts_in_logs_are_whole_sequences_at_the_bytes_per_token_they_print() 
 def test_every_recipe_for_the_contest_names_a_variant_that_can_be_fetched() -> None:
     wanted = {recipe.name: contest_variant(recipe) for recipe in shipped().values()}
     assert wanted.pop("tiny") is wanted.pop("small") is None
-    assert len(wanted) == 66
+    assert len(wanted) == 67
     assert set(wanted.values()) == {"sp1024", "sp4096", "sp8192", "caseops8192"} <= set(VARIANTS)
-    assert (wanted["baseline"], wanted["champion"], wanted["ngram_tilt"]) == ("sp1024", "sp4096", "caseops8192")
+    assert (wanted["baseline"], wanted["few_layers"], wanted["champion"]) == ("sp1024", "sp4096", "caseops8192")
 
 
 def test_a_corpus_of_another_kind_of_tokenizer_is_told(tmp_path: Path) -> None:
