@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SHORT_ROW = 512
 """Most keys for which bfloat16 attention on a CPU with bfloat16 products uses plain products: 1.2 to 4.7 times faster,
 forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
+DENSE_ROW = 4_096
+"""Most keys that an uncompiled model attends to with a dense mask where a compiled one has FlexAttention; a guess."""
 QUERIES = 128
 """Queries of plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a quarter faster,
 forward and backward, than all at once (`docs/log.md`)."""
@@ -252,7 +254,12 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
-    """Compute attention by FlexAttention: a kernel generated for the mask, which skips masked blocks."""
+    """Compute attention by FlexAttention: a kernel generated for the mask, which skips masked blocks.
+
+    A kernel is compiled for each shape, and scoring has hundreds. So uncompiled models use it for long rows alone.
+    """
+    if not torch.compiler.is_compiling() and visible.keys <= DENSE_ROW:
+        return _dense(q, k, v, visible)
     from torch.nn.attention.flex_attention import flex_attention
 
     attend: Callable[..., Tensor] = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)

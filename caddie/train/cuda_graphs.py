@@ -46,6 +46,9 @@ class Recordings:
         self._recordings: dict[Hashable, tuple[tuple[Tensor, ...], list[nn.Parameter], Replay]] = {}
         """Tensors that a replay reads, the parameters that get a gradient from it, and the replay."""
 
+    def __len__(self) -> int:
+        return len(self._recordings)
+
     def run(self, key: Hashable, inputs: tuple[Tensor, ...], work: Callable[..., None]) -> None:
         """Do `work(*inputs)`, replayed from the second call of a key on; the shapes of a key's inputs are fixed.
 

@@ -100,15 +100,16 @@ class Log:
 
     def begin(self, trainer: Trainer, at: TrainProgress, position: int) -> None:
         """Start counting the speed and compiled graphs from here."""
-        self._trainer, self._logged, self._position, self._graphs = trainer, at, position, trainer.graphs()
+        self._trainer, self._logged, self._position = trainer, at, position
+        self._graphs = int(trainer.ranks.maximum(trainer.graphs())[0])
 
-    def step(self, done: TrainProgress, position: int, loss: float, lr_scale: float) -> None:
-        """Write a `step` event of the step just read, if one is due."""
+    def step(self, done: TrainProgress, position: int, loss: float, lr_scale: float, graphs: int = 0) -> None:
+        """Write a `step` event of the step just read, if one is due; `graphs` are the most that a process has."""
         tokens = self._trainer.micro_tokens
         span = done.seconds - self._logged.seconds
         if span < LOG_SECONDS and done.step > 10 and done.progress < 1.0:
             return
-        if (graphs := self._trainer.graphs()) > self._graphs:
+        if graphs > self._graphs:
             self.note(f"recompiled {graphs - self._graphs} graphs on the clock; a shape was not warmed up")
             self._graphs = graphs
         self.write(
@@ -139,7 +140,8 @@ class Checkpoint:
     def save(self, at: TrainProgress, position: int, loss: float, cpu_share: float | None) -> None:
         """Write the checkpoint whole or not at all; all launched steps must be done and found good."""
         trainer = self.trainer
-        if broken := [name for name, tensor in trainer.parameters.items() if not bool(tensor.isfinite().all())]:
+        finite = torch.stack([tensor.isfinite().all() for tensor in trainer.parameters.values()]).tolist()
+        if broken := [name for name, good in zip(trainer.parameters, finite, strict=True) if not good]:
             self.background.wait()
             raise self.stays(f"{broken[0]} was not finite after step {at.step:,}, though its gradient was")
         self.saved = at

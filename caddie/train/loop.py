@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -39,6 +40,9 @@ from caddie.train.settings import Train
 from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Batches, Trainer
 from caddie.train.warmup import warm_up
+
+_COUNTED_BATCHES = 32
+"""Micro-batches whose documents are counted before training."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ def train(
         shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=data.bos
     )
     shape = stream.micro_batch(0).inputs.shape
+    if "varlen" in trainer.attention(shape[1]):  # the warm-up, whose text has no documents, compiles for as many
+        trainer.documents = 2 * max(stream.micro_batch(index).begun(data.bos) for index in range(_COUNTED_BATCHES))
     begin = time.perf_counter()
     execution, warmup_steps = warm_up(trainer, shape, progress)
     warmed = time.perf_counter() - begin
@@ -128,7 +134,6 @@ def train(
         if forecaster is not None:
             forecaster.learned = trainer.views.by_name.keys()
         run.off_the_clock()
-        ranks.wait()
         with (
             saves_on_interrupt(),
             _signals() as received,
@@ -222,6 +227,10 @@ class TimedRun:
         self.received = received
         self.log.begin(self.trainer, self.at, self.position)
         self.save()
+        self.background.wait()
+        if self.at.progress < 1.0:
+            batches = chain([next(batches)], batches)  # the first is read from a disk that may be cold
+        self.trainer.ranks.wait()
         self.began = time.perf_counter() - self.at.seconds
         self.cpu = CpuShare(self.cpu.threads)
         while self.at.progress < 1.0 and not self.signalled:
@@ -269,9 +278,10 @@ class TimedRun:
                 self.background.wait()
                 raise self.checkpoint.stays(f"the loss or its gradient was {loss} at step {step - 1:,}")
             seconds = time.perf_counter() - self.began
-            seconds, signalled = self.trainer.ranks.maximum(seconds, float(max(self.received, default=0)))
+            here = (seconds, max(self.received, default=0), self.trainer.graphs())
+            seconds, signalled, graphs = self.trainer.ranks.maximum(*here)
             self.done, self.loss, self.signalled = TrainProgress(step, seconds, self.budget), loss, int(signalled)
-            self.log.step(self.done, position, loss, lr_scale)
+            self.log.step(self.done, position, loss, lr_scale, int(graphs))
 
 
 @contextmanager

@@ -59,7 +59,8 @@ class Uploads:
         begun = batch.begun(self._bos)
         if self._stream is None:
             return DeviceBatch(inputs, targets, begun)
-        with torch.cuda.stream(self._stream):  # which is this thread's alone
+        # A new thread is on GPU 0, and leaving a stream alone would open a context there for every process.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             inputs, targets = (t.pin_memory().to(self._device, non_blocking=True) for t in (inputs, targets))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)

@@ -109,6 +109,8 @@ class Trainer:
         if config.prefix_loss:
             table = np.arange(gpt.vocabulary) // 2 if prefixes is None else prefixes
             self.prefixes = torch.tensor(table, device=ranks.device)
+        self.documents = 0
+        """Documents in a micro-batch for which attention has room, where it asks for their number; more make more."""
         self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
         """Called once after the next micro-batch with the parameters, which hold the gradients of its tokens alone, and
         the factor that makes their squares the Fisher information per token."""
@@ -206,7 +208,7 @@ class Trainer:
             segments = 0
             if counts_segments:  # documents that begin in the batch, and one more for each row
                 begun = batch.begun if isinstance(batch, DeviceBatch) else batch.begun(bos)
-                segments = segment_bucket(begun + len(tensors[0]), tensors[0].numel())
+                segments = segment_bucket(max(begun, self.documents) + len(tensors[0]), tensors[0].numel())
             work = partial(self._micro_batch, shape.stage, segments, shape.prefixed)
             if self.recordings is None:
                 work(*tensors)
@@ -251,8 +253,9 @@ class Trainer:
         return ", ".join(dict.fromkeys(names))
 
     def graphs(self) -> int:
-        """Return the number of graphs compiled so far."""
-        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) if self.compiled else 0
+        """Return the number of graphs that were compiled or recorded so far."""
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compiled else 0
+        return int(compiled) + (len(self.recordings) if self.recordings else 0)
 
     def forget_gradients(self) -> None:
         """Free the gradients of the last step."""

@@ -324,6 +324,7 @@ def flex_agrees(visible: Visibility, qkv: list[Tensor], traced: bool) -> None:
     with pytest.MonkeyPatch.context() as patch, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns that it is not compiled
         patch.setattr(attend, "_compiled", lambda _: flex_attention)
+        patch.setattr(attend, "DENSE_ROW", 0)
         patch.setattr(
             "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", not traced, raising=False
         )
@@ -416,3 +417,13 @@ def test_a_model_is_one_compiled_graph_where_bfloat16_is_imitated(monkeypatch: p
     half, found = (call(ids, starts, torch.bfloat16, capped=False) for call in (model, compiled))
     assert found.dtype == torch.bfloat16
     assert (found.float() - half.float()).norm() < 0.02 * half.float().norm()  # graphs norm by PyTorch's operations
+
+
+def test_an_uncompiled_model_compiles_no_kernel_for_each_of_many_short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend, "_compiled", lambda _: pytest.fail("compiled"))
+    qkv = tensors(2, 2, 1, 24, 24, 8)
+    visible = Visibility(24, 24, layout(2, 24, 0))
+    torch.testing.assert_close(attend._flex(*qkv, visible), oracle(*qkv, visible))
+    monkeypatch.setattr(attend, "DENSE_ROW", 23)
+    with pytest.raises(pytest.fail.Exception, match="compiled"):
+        attend._flex(*qkv, visible)

@@ -11,6 +11,7 @@ from torch import Tensor
 from variations import BASE
 
 from caddie.model import Cache, Recurrence, build
+from caddie.ops import attention
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, TestTimeTraining, Text, score
 from caddie.score import forward as module
 from caddie.score.forward import COMPILE_SECONDS, Forward
@@ -81,6 +82,30 @@ def test_on_a_cpu_nothing_is_compiled(compiled: list[tuple[int, ...]]) -> None:
     for _ in range(9):
         forward(IDS, IDS == 0)
     assert not compiled
+
+
+def test_kernels_that_take_the_documents_are_told_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their number none is chosen on a GPU, and the one that is left is compiled for each shape."""
+    counted: list[bool] = []
+    choose = attention.choose
+
+    def watched(*given: Any) -> str:
+        counted.append(given[-1])
+        return choose(*given)
+
+    monkeypatch.setattr(attention, "choose", watched)
+    model = build(BASE.but({"block.attention.scope": "document"}), 0)
+    starts = IDS % 3 == 0
+    plain = model(IDS, starts, torch.float32)
+    assert set(counted) == {False}
+    forward = Forward(model, torch.float32)
+    forward._on_gpu = True
+    counted.clear()
+    assert torch.equal(forward(IDS, starts), plain)
+    assert set(counted) == {True}
+    counted.clear()
+    forward(IDS, starts, None, Cache())
+    assert set(counted) == {False}, "what goes on where it ended has keys of its own"
 
 
 def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

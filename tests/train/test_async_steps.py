@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import torch
 from recording import Recorder
 from test_loop import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, go
 
-from caddie.config.schedules import Budget, PiecewiseConstant, TrainProgress
+from caddie.config.schedules import Budget, PiecewiseConstant, TrainProgress, progress_at
 from caddie.data.loaders import Batch, SequentialStream
 from caddie.errors import CheckFailed
+from caddie.recipes.catalog import find
 from caddie.report.run_files import CHECKPOINT
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Event
@@ -193,11 +195,18 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
         def wait_event(self, event: Event) -> None:
             said.append(("wait", threading.current_thread().name))
 
+    @contextlib.contextmanager
+    def said_around(before: str, after: str) -> Iterator[None]:
+        said.append((before,))
+        yield
+        said.append((after,))
+
     if on_a_stream:
         monkeypatch.setattr(
             Uploads, "__init__", lambda self, device, bos: self.__dict__.update(_device=device, _bos=bos, _stream="s")
         )
-        monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: said_around("on", "off"))
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: said_around("begin", "end"))
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: User())
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
@@ -210,9 +219,12 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
         assert np.array_equal(batch.targets.numpy(), stream.micro_batch(index).targets)
     marks = [one for one in said if one[0] == "record"]
     assert marks == [("record", "s", "prefetch")] * (3 * on_a_stream)
-    taken = [one for one in said if one[0] != "record"]
+    taken = [one for one in said if one[0] in ("wait", "keep")]
     assert taken == [("wait", "MainThread"), ("keep",), ("keep",)] * (3 * on_a_stream)
-    assert not said or said[0][0] == "record"
+    sent = [one[0] for one in said if one[0] not in ("wait", "keep")]
+    # Leaving a stream sets the stream before, of GPU 0 in a new thread, unless the thread is on its own GPU.
+    assert sent == ["on", "begin", "record", "end", "off"] * (3 * on_a_stream)
+    assert not said or said[0][0] == "on"
 
 
 def test_documents_are_counted_on_the_host_for_kernels_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,3 +251,18 @@ def test_documents_are_counted_on_the_host_for_kernels_that_ask(monkeypatch: pyt
                 trainer.gradients(repeat(each), TrainProgress(step, 0.0, Budget(steps=8)), bos=1)
         assert seen[::2] == seen[1::2] == expected, "each micro-batch, from the host or sent ahead"
         seen.clear()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["soap_muon", "ngram_tilt", "ternary", "prefix_targets", "tail_average", "mudd"])
+def test_a_step_reads_no_number_of_the_device(name: str) -> None:
+    """The host would wait for a GPU's earlier steps. Tensors without data, on `meta`, have no number to be read."""
+    recipe = find(f"{name}_mini")
+    trainer = Trainer(recipe.model, recipe.train, 7, Ranks(device=torch.device("meta")))
+    trainer.asynchronous = True
+    ids = np.ones((trainer.micro_tokens // recipe.train.longest_row, recipe.train.longest_row), np.int64)
+    for progress in (0.0, 0.4, 0.9):
+        at = progress_at(progress, recipe.train.budget)
+        trainer.launch(repeat(Batch(ids, ids)), at, bos=1)
+        trainer.forget_gradients()
+        trainer.watch(at, 0.5)

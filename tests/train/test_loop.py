@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +33,7 @@ from caddie.report.run_files import CHECKPOINT, LOG
 from caddie.runtime.cpu_share import CpuShare
 from caddie.runtime.distributed import Ranks, join
 from caddie.train import hooks
+from caddie.train import loop as module
 from caddie.train.averaging import EMA
 from caddie.train.checkpoint import position_in, restore
 from caddie.train.loop import Interrupted, Trained, train
@@ -464,6 +467,76 @@ def test_graphs_that_were_compiled_on_the_clock_are_told(tmp_path: Path, monkeyp
     at = kinds.index(("note", "recompiled 2 graphs on the clock"))
     assert [kind for kind, _ in kinds].count("note") == 1
     assert (events[at - 1]["step"], events[at + 1]["step"]) == (1, 2)
+
+
+def test_graphs_of_another_process_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = iter([0, 1, 1])
+    together = Ranks.maximum
+
+    def maximum(self: Ranks, *values: float) -> list[float]:
+        found = together(self, *values)
+        return [*found[:2], max(found[2], next(others))] if len(found) == 3 else found
+
+    monkeypatch.setattr(Ranks, "maximum", maximum)
+    events: list[dict[str, Any]] = []
+    train(TINY, STEPS.but(steps=3), DATA, seed=7, folder=tmp_path, progress=Recorder(events.append))
+    notes = [event["text"].split(";")[0] for event in events if event["event"] == "note"]
+    assert notes == ["recompiled 1 graphs on the clock"]
+
+
+def test_the_clock_starts_when_all_processes_have_their_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that stands still but for what comes first: the checkpoint, the first batch, and other processes."""
+    now, order = [0.0], list[str]()
+    monkeypatch.setattr("caddie.train.loop.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    save, wait, ready = hooks.save_tensors, Ranks.wait, module.prefetch
+
+    def first(name: str) -> None:
+        if name not in order:
+            order.append(name)
+            now[0] += 100.0
+
+    def slow_save(*given: Any) -> None:
+        first("checkpoint")
+        save(*given)
+
+    def slow_wait(self: Ranks) -> None:
+        first("others")
+        wait(self)
+
+    @contextmanager
+    def slow_batches(*given: Any) -> Iterator[Iterator[Any]]:
+        with ready(*given) as batches:
+            yield (first("batch") or batch for batch in batches)
+
+    monkeypatch.setattr(hooks, "save_tensors", slow_save)
+    monkeypatch.setattr(Ranks, "wait", slow_wait)
+    monkeypatch.setattr(module, "prefetch", slow_batches)
+    events: list[dict[str, Any]] = []
+    train(TINY, STEPS.but(warmup_steps=0), DATA, seed=7, folder=tmp_path, progress=Recorder(events.append))
+    assert order == ["checkpoint", "batch", "others"]
+    assert {event["seconds"] for event in events if event["event"] == "step"} == {0.0}
+
+
+def test_the_warm_up_has_room_for_as_many_documents_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that take the documents' starts are compiled for their number, rounded up; the warm-up has no text."""
+    rooms: list[int] = []
+    plain = Trainer._losses
+    monkeypatch.setattr(Trainer, "attention", lambda self, length: "FlashAttention 3 varlen")
+
+    def watched(self: Trainer, *given: Any) -> Any:
+        rooms.append(given[4])
+        return plain(self, *given)
+
+    monkeypatch.setattr(Trainer, "_losses", watched)
+    text = np.random.default_rng(0).integers(2, 64, 5000).astype(np.uint16)
+    text[::4] = 1  # documents of four tokens
+    config = STEPS.but(batch_tokens=1024, micro_batches=2, warmup_steps=1, steps=10)
+    gpt = TINY.but({"block.attention.scope": "document"})
+    train(gpt, config, TrainingData([text], 1), seed=7, folder=tmp_path)
+    assert rooms == [512] * len(rooms), "2 x 128 documents, and 16 rows of which each begins in the middle of one"
+    assert len(rooms) > 20
 
 
 @pytest.mark.parametrize("length", [16, 32])

@@ -95,7 +95,8 @@ class _SoapUpdater(BankUpdater):
         for bank in self.banks:
             size, *shape = bank.buffers["momentum"].shape
             zeros = bank.buffers["momentum"].new_zeros
-            bank.buffers |= {"mean_squares": zeros(size, *shape, dtype=torch.float32), "steps": zeros(size)}
+            # Steps are counted on the host, which reads them in each step and would wait for a GPU.
+            bank.buffers |= {"mean_squares": zeros(size, *shape, dtype=torch.float32), "steps": torch.zeros(size)}
             for side, length in self._sides(shape).items():
                 for name in ("gram", "basis"):
                     bank.buffers[f"{side}_{name}"] = zeros(size, length, length, dtype=torch.float32)

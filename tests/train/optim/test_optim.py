@@ -839,3 +839,16 @@ def test_muon_is_for_matrices() -> None:
     for shape in [(3,), (), (2, 3, 4)]:
         with pytest.raises(UserError, match=r"give w, of shape .*, to AdamW"):
             Muon(lr=0.1).build({"w": nn.Parameter(torch.zeros(shape))}, Ranks())
+
+
+@every_optimizer
+def test_a_step_reads_no_number_of_the_device(optimizer: Optimizer) -> None:
+    """The host would wait for a GPU's earlier steps. Tensors without data, on `meta`, have no number to be read."""
+    parameters = {name: nn.Parameter(torch.empty(shape, device="meta")) for name, shape in SHAPES.items()}
+    updater = optimizer.build(parameters, Ranks(device=torch.device("meta")))
+    for step in range(3):
+        for parameter in parameters.values():
+            parameter.grad = torch.empty_like(parameter)
+        updater.launch()
+        updater.squares()
+        updater.step(moment(step), 1.0, torch.ones((), device="meta"))
