@@ -15,7 +15,7 @@ from caddie.model import Cache, Model
 from caddie.ops.attention import segment_bucket
 from caddie.runtime.autotune import allow_graphs, compiled_here
 
-Shape = tuple[int, int, int | None, bool, int]
+Shape = tuple[int | None, ...]
 COMPILE_SECONDS = 30.0
 """Rough time to compile one shape."""
 
@@ -30,8 +30,10 @@ class Forward:
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
         self.model, self._dtype = model, dtype
-        self._on_gpu = self._compiling = next(model.parameters()).device.type == "cuda"
-        self._documents = any(getattr(block.attention, "scope", "row") == "document" for block in model.config.blocks)
+        self._compiling = next(model.parameters()).device.type == "cuda"
+        self._counts = self._compiling and any(
+            getattr(block.attention, "scope", "row") == "document" for block in model.config.blocks
+        )
         self._spent: defaultdict[Shape, float] = defaultdict(float)
         self._before: tuple[Shape, float] | None = None
         self._compiled: dict[Shape, Callable[[Tensor, Tensor], Tensor]] = {}
@@ -44,17 +46,17 @@ class Forward:
         """
 
         rows, length = ids.shape
-        segments = 0
-        if self._on_gpu and self._documents and cache is None:  # FlashAttention has to know how many there may be
-            segments = segment_bucket(int(starts.sum()) + rows, ids.numel())
+        counted: dict[str, int] = {}
+        if self._counts and cache is None:  # FlashAttention has to know how many documents there may be
+            counted = {"segments": segment_bucket(int(starts.sum()) + rows, ids.numel())}
 
         def eager(ids: Tensor, starts: Tensor) -> Tensor:
-            logits: Tensor = self.model(ids, starts, self._dtype, last=last, cache=cache, segments=segments)
+            logits: Tensor = self.model(ids, starts, self._dtype, last=last, cache=cache, **counted)
             return logits
 
         if not self._compiling or cache is not None:
             return eager(ids, starts)
-        shape, now = (rows, length, last, torch.is_grad_enabled(), segments), time.perf_counter()
+        shape, now = (rows, length, last, torch.is_grad_enabled(), *counted.values()), time.perf_counter()
         if self._before is not None:  # the caller has used the time since then on the shape before
             self._spent[self._before[0]] += now - self._before[1]
         self._before = shape, now

@@ -99,7 +99,7 @@ def test_kernels_that_take_the_documents_are_told_how_many(monkeypatch: pytest.M
     plain = model(IDS, starts, torch.float32)
     assert set(counted) == {False}
     forward = Forward(model, torch.float32)
-    forward._on_gpu = True
+    forward._counts = True  # as on a GPU
     counted.clear()
     assert torch.equal(forward(IDS, starts), plain)
     assert set(counted) == {True}
