@@ -258,11 +258,12 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
 
     A kernel is compiled for each shape, and scoring has hundreds. So uncompiled models use it for long rows alone.
     """
-    if not torch.compiler.is_compiling() and visible.keys <= DENSE_ROW:
+    compiling = torch.compiler.is_compiling()
+    if not compiling and visible.keys <= DENSE_ROW:
         return _dense(q, k, v, visible)
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend: Callable[..., Tensor] = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
+    attend: Callable[..., Tensor] = flex_attention if compiling else _compiled(flex_attention)
     return attend(q, k, v, block_mask=visible.blocks(q.device), enable_gqa=q.shape[1] != k.shape[1])
 
 

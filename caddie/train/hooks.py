@@ -103,7 +103,7 @@ class Log:
         self._trainer, self._logged, self._position = trainer, at, position
         self._graphs = int(trainer.ranks.maximum(trainer.graphs())[0])
 
-    def step(self, done: TrainProgress, position: int, loss: float, lr_scale: float, graphs: int = 0) -> None:
+    def step(self, done: TrainProgress, position: int, loss: float, lr_scale: float, graphs: int) -> None:
         """Write a `step` event of the step just read, if one is due; `graphs` are the most that a process has."""
         tokens = self._trainer.micro_tokens
         span = done.seconds - self._logged.seconds

@@ -111,7 +111,7 @@ def train(
         shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=data.bos
     )
     shape = stream.micro_batch(0).inputs.shape
-    if "varlen" in trainer.attention(shape[1]):  # the warm-up, whose text has no documents, compiles for as many
+    if trainer.asynchronous:  # the warm-up, whose text has no documents, compiles a GPU's kernels for as many
         trainer.documents = 2 * max(stream.micro_batch(index).begun(data.bos) for index in range(_COUNTED_BATCHES))
     begin = time.perf_counter()
     execution, warmup_steps = warm_up(trainer, shape, progress)

@@ -18,10 +18,7 @@ LATER |= {"mudd", "last_layer_mudd", "signed_bigrams"}
 """Recipes that came after the study, and what is based on them."""
 THEN = {
     "longer_warmdown": ("best_record", "The best record, 1.0611: gentler gates, slower Adam, longer warmdown."),
-    "few_layers": (
-        "champion",
-        "Chosen by ablation at mini scale: few layers, many hashed pairs; not measured at full size.",
-    ),
+    "few_layers": ("champion", shipped()["few_layers"].why),
 }
 """Name and reason that a recipe had then, where it has others now."""
 

@@ -1037,6 +1037,7 @@ def test_all_processes_take_the_fewest_threads_of_any(monkeypatch: pytest.Monkey
     assert taken == [1, 2]
 
 
+@pytest.mark.usefixtures("two_threads")  # which a test that fails has to give back as well
 def test_each_number_of_threads_is_tried_and_the_quickest_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
@@ -1046,12 +1047,9 @@ def test_each_number_of_threads_is_tried_and_the_quickest_taken(monkeypatch: pyt
             tried.append(torch.get_num_threads())
         return 2
 
-    before = torch.get_num_threads()
     monkeypatch.setattr(sys.modules["caddie.score.score"], "quickest", try_all)
     use_quickest_threads(Known(16), random_text(100), Scoring(sequence_length=16))  # type: ignore[arg-type]
-    taken = torch.get_num_threads()
-    torch.set_num_threads(before)
-    assert (tried, taken) == ([2, 1, 3], 2)
+    assert (tried, torch.get_num_threads()) == ([2, 1, 3], 2)
 
 
 def test_the_seconds_are_those_that_scoring_took() -> None:

@@ -523,7 +523,10 @@ def test_the_warm_up_has_room_for_as_many_documents_as_the_run(tmp_path: Path, m
     """Kernels that take the documents' starts are compiled for their number, rounded up; the warm-up has no text."""
     rooms: list[int] = []
     plain = Trainer._losses
-    monkeypatch.setattr(Trainer, "attention", lambda self, length: "FlashAttention 3 varlen")
+    # As on a GPU. Its precision, and so its kernels, are chosen in the warm-up.
+    monkeypatch.setattr(Trainer, "asynchronous", property(lambda self: True, lambda self, value: None), raising=False)
+    kernels = {torch.float32: "SDPA", torch.bfloat16: "FlashAttention 3 varlen"}
+    monkeypatch.setattr(Trainer, "attention", lambda self, length: kernels[self.dtype])
 
     def watched(self: Trainer, *given: Any) -> Any:
         rooms.append(given[4])
@@ -532,7 +535,7 @@ def test_the_warm_up_has_room_for_as_many_documents_as_the_run(tmp_path: Path, m
     monkeypatch.setattr(Trainer, "_losses", watched)
     text = np.random.default_rng(0).integers(2, 64, 5000).astype(np.uint16)
     text[::4] = 1  # documents of four tokens
-    config = STEPS.but(batch_tokens=1024, micro_batches=2, warmup_steps=1, steps=10)
+    config = STEPS.but(batch_tokens=1024, micro_batches=2, warmup_steps=1, steps=10, precision="bfloat16")
     gpt = TINY.but({"block.attention.scope": "document"})
     train(gpt, config, TrainingData([text], 1), seed=7, folder=tmp_path)
     assert rooms == [512] * len(rooms), "2 x 128 documents, and 16 rows of which each begins in the middle of one"
