@@ -137,8 +137,9 @@ def study(
     if status:
         if (state := read_state(RUNS / found.name)) is None:
             kept = len(finished_rows(Path(how["out"])))
-            elsewhere = f"; {count(kept, 'run')} finished elsewhere, by {how['out']}/{RESULTS}" if kept else ""
-            raise UserError(f"{found.name} was not begun here: {RUNS / found.name} tells of no run{elsewhere}")
+            runs = count(len(found.labels) * len(found.seeds), "run")
+            elsewhere = f"; {how['out']}/{RESULTS} has {kept} of {runs} from elsewhere" if kept else ""
+            raise UserError(f"{found.name} was not begun here, in {RUNS / found.name}{elsewhere}")
         tell(state.to_json(), how["as_json"], str(state))
         return 0
     if estimate:

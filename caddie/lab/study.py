@@ -19,7 +19,7 @@ from typing import Any, Literal
 from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
 from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute, split_name
-from caddie.errors import UserError
+from caddie.errors import UserError, suggest
 from caddie.lab.modelled import StepTime, full_name, step_time
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
@@ -307,10 +307,11 @@ def find_study(name: str) -> Study:
     """Load the study that a Python file defines, as FILE.py (its `study`) or FILE.py:NAME."""
     path, attribute = split_name(name)
     attribute = attribute or "study"
-    found = execute(path).get(attribute)
-    if not isinstance(found, Study):
-        raise UserError(f"{path} has no Study by the name {attribute}; write {attribute} = Study(...), or FILE.py:NAME")
-    return found
+    studies = {key: value for key, value in execute(path).items() if isinstance(value, Study)}
+    if attribute not in studies:
+        has = f"it has {', '.join(studies)}" if studies else f"write {attribute} = Study(...)"
+        raise UserError(f"{path} has no study {attribute}{suggest(attribute, studies)}; {has}")
+    return studies[attribute]
 
 
 def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Study:

@@ -1,4 +1,4 @@
-"""caddie's own recipes: `champion`, the best record in better bytes, and `few_layers`, chosen at mini scale.
+"""caddie's own recipes: `champion`, the best record in another packing, and `few_layers`, chosen at mini scale.
 
 `docs/log.md` tells what was tried.
 """
@@ -25,7 +25,7 @@ RECIPES = {
     },
     "champion": {
         "base": "ngram_tilt",
-        "why": "The best record in better bytes: waterfilling and an entropy coder; not measured at full size.",
+        "why": "The best record, packed by waterfilling and an entropy coder; not measured at full size.",
         "pack": Pack(policy="contest-2026"),
     },
 }

@@ -199,8 +199,11 @@ def test_a_study_is_found_in_a_file(tmp_path: Path) -> None:
     )
     assert find_study(str(file)).name == "one"
     assert find_study(f"{file}:other").name == "two"
-    with pytest.raises(UserError, match="has no Study by the name third"):
-        find_study(f"{file}:third")
+    with pytest.raises(UserError, match=r"has no study othre \(did you mean other\?\); it has study, other$"):
+        find_study(f"{file}:othre")
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(UserError, match=r"has no study third; write third = Study\(\.\.\.\)$"):
+        find_study(f"{tmp_path / 'empty.py'}:third")
     with pytest.raises(UserError, match="no file"):
         find_study(str(tmp_path / "none.py"))
 
