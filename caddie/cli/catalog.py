@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
     }
     names, plainly = {"from": left.name, "to": right.name}, {path: plain(value) for path, value in changes.items()}
     facts = {**names, "diff": plainly, "parameters": size, "training_flops_per_token": work}
-    rows = [(path, f"{crop(_held(left, path), 60)} -> {show(value)}") for path, value in changes.items()]
+    rows = [row for path, value in changes.items() for row in _changes(path, _held(left, path), value)]
     figures = [_figure("parameters", size["from"], size["to"], ",")]
     grows = any(one["start"] != one["end"] for one in work.values())
     for when, label in (("start", " at the start"), ("end", " at the end")) if grows else (("end", ""),):
@@ -185,12 +186,27 @@ def _figure(label: str, before: float, after: float, form: str) -> tuple[str, ..
     return label, format(before, form), format(after, form), difference
 
 
-def _held(value: Any, path: str) -> str:
-    """Return what a config has at a path as text; `(absent)` if the path does not exist."""
+_ABSENT = object()
+"""Stands for the value of a path that does not exist."""
+
+
+def _changes(path: str, before: object, after: object) -> Iterator[tuple[str, str]]:
+    """Yield the path and what changed there; each key that changed, where both values have keys."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in {**before, **after}:
+            if (old := before.get(key, _ABSENT)) != (new := after.get(key, _ABSENT)):
+                yield from _changes(f"{path}.{key}", old, new)
+    else:
+        old, new = ("(absent)" if value is _ABSENT else show(value) for value in (before, after))
+        yield path, f"{crop(old, 60)} -> {new}"
+
+
+def _held(value: Any, path: str) -> object:
+    """Return what a config has at a path; `_ABSENT` if the path does not exist."""
     if not path:
-        return show(value)
+        return value
     held = vars(value) if isinstance(value, Config) else value
     for name in sorted(held, key=len, reverse=True):  # one rule may begin like another
         if f"{path}.".startswith(f"{name}."):
             return _held(held[name], path[len(name) + 1 :])
-    return "(absent)"
+    return _ABSENT

@@ -333,6 +333,14 @@ def test_diff_tells_size_and_work(caddie: Call) -> None:
     assert caddie("diff", "baseline").out.startswith("baseline -> baseline: the same settings\n")
 
 
+def test_diff_has_a_line_for_each_key_that_changed(caddie: Call) -> None:
+    lines = caddie("diff", "ngram_tilt", "champion").out.splitlines()
+    starts = [line.split()[0] for line in lines if line.startswith("pack.quantizers")]
+    assert starts == [f"pack.quantizers.{key}" for key in ("embedding", "matrix", "head", "blocks.*.mlp.*")]
+    assert "pack.quantizers.head            Rows -> Waterfilling" in lines
+    assert "                                -> (absent)" in lines
+
+
 @pytest.mark.parametrize("arguments", [["recipes"], *(["diff", name] for name in ("tiny", "own_mlps", "ternary"))])
 def test_lists_fit_a_terminal(arguments: list[str], caddie: Call) -> None:
     assert max(map(len, caddie(*arguments).out.splitlines())) <= 79

@@ -255,6 +255,12 @@ def test_the_verb_prints_json(caddie: Call) -> None:
     assert len(json.loads(caddie("techniques", "--json").out)["sockets"]) == len(sockets())
 
 
+def test_the_name_of_a_recipe_leads_to_its_techniques(caddie: Call) -> None:
+    ended = caddie("techniques", "champion")
+    expected = "caddie: champion is a recipe, not a technique; `caddie diff champion` lists what it changes\n"
+    assert (ended.status, ended.out, ended.err) == (2, "", expected)
+
+
 def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
     for wrong, meant in (
         ("HaedGate", "HeadGate"),
