@@ -1,9 +1,10 @@
 """All that is to be measured on a GPU, in one call of less than ten minutes; one Markdown page and one JSON file.
 
-python bench/gpu.py --shards DIR --peer PATH --out DIR [--part NAME ...]
+python bench/gpu.py --out DIR [--shards DIR] [--peer PATH] [--part NAME ...]
 python bench/gpu.py --out DIR --rehearse
 
-The shards are those of the contest with 1,024 ids, the peer is its public `train_gpt.py`. Every part is a process of
+The shards are those of the contest with 1,024 ids, else tokens are made up. The peer is the contest's public
+`train_gpt.py`. Every part is a process of
 its own with a time limit, so that one that fails or takes too long loses nothing but itself; what a part had found
 until then is kept. With `--rehearse` all parts run at toy size, on a CPU too: to know that the script works.
 """
@@ -56,7 +57,7 @@ MODES: tuple[tuple[str, str, str | None], ...] = (
     ("baseline", "", AUTOTUNED),
 )
 """Recipe, setting and mode of the compiler: what may pay, each behind what it is held against; the slowest last."""
-LOOPED = ("three_layer_recurrence", "longer_warmdown")
+LOOPED = "longer_warmdown"
 Tell = Callable[[dict[str, Any]], None]
 """Keeps what a part has found so far."""
 
@@ -94,6 +95,14 @@ def device(options: Options, tell: Tell) -> None:
             "roof_flops_per_second": rates(laps, products.facts["flops"]),
         }
     )
+
+
+def tests(options: Options, tell: Tell) -> None:
+    """The tests that need a GPU: what they said at their end, and which failed."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "3", "--tb=line", "tests/test_gpu.py"]
+    ended = subprocess.run(command, cwd=Path(__file__).resolve().parent.parent, capture_output=True, text=True)
+    lines = ended.stdout.strip().splitlines() or [ended.stderr.strip()]
+    tell({"said": lines[-1], "failed": one_line("; ".join(line for line in lines if line.startswith("FAILED")))})
 
 
 def kernels(options: Options, tell: Tell) -> None:
@@ -157,9 +166,9 @@ def curves(ours: list[float], again: list[float], peers: Mapping[int, float]) ->
     return {"steps": len(both), "apart": apart_by, "noise": noise, "within_noise": apart_by <= 2 * noise, "rows": rows}
 
 
-def looped(options: Options, tell: Tell, which: str) -> None:
+def looped(options: Options, tell: Tell) -> None:
     """A record before and after its layers are looped, and its profile."""
-    name, settings = options.recipe(which)
+    name, settings = options.recipe(LOOPED)
     products = MatrixProducts(64 if options.rehearse else None)
     (laps,) = in_turns([products], options.seconds(2), 2)
     roof, ours = rates(laps, products.facts["flops"]), OurSteps(name, settings)
@@ -177,7 +186,7 @@ def looped(options: Options, tell: Tell, which: str) -> None:
 def scoring(options: Options, tell: Tell) -> None:
     """Tokens per second of plain and sliding scoring."""
     found: dict[str, Any] = {}
-    for which in ("baseline", "longer_warmdown"):
+    for which in ("baseline", LOOPED):
         name, settings = options.recipe(which)
         if which == "baseline" and not options.rehearse:
             settings += ("score.stride=64",)
@@ -214,12 +223,12 @@ def _cut_small(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 PARTS: dict[str, tuple[Callable[[Options, Tell], None], float]] = {
     "device": (device, 25.0),
+    "tests": (tests, 100.0),
     "kernels": (kernels, 75.0),
-    "baseline": (baseline, 185.0),
-    LOOPED[0]: (lambda options, tell: looped(options, tell, LOOPED[0]), 80.0),
-    LOOPED[1]: (lambda options, tell: looped(options, tell, LOOPED[1]), 90.0),
+    "baseline": (baseline, 180.0),
+    LOOPED: (looped, 90.0),
     "scoring": (scoring, 45.0),
-    "modes": (modes, 95.0),
+    "modes": (modes, 80.0),
 }
 """Parts by name, each with the seconds that it may take: 595 in all."""
 
@@ -293,7 +302,7 @@ def parsed(given: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the page and the figures go")
-    parser.add_argument("--shards", type=Path, metavar="DIR", help="the contest's shards, with 1,024 ids")
+    parser.add_argument("--shards", type=Path, metavar="DIR", help="the contest's shards, with 1,024 ids; else made up")
     parser.add_argument("--peer", type=Path, metavar="PATH", help="the contest's public script")
     parser.add_argument("--part", action="append", choices=PARTS, help="this part alone; may be repeated")
     parser.add_argument("--rehearse", action="store_true", help="everything at toy size")
@@ -311,8 +320,6 @@ def main() -> int:
         return 0
     if not options.rehearse and not torch.cuda.is_available():
         raise UserError("there is no GPU here; --rehearse runs all parts at toy size")
-    if not options.rehearse and not (options.shards and options.peer):
-        raise UserError("name the contest's shards with --shards DIR and its script with --peer PATH")
     if options.shards:
         training_shards(options.shards)
     options.out.mkdir(parents=True, exist_ok=True)
