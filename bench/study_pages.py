@@ -22,8 +22,8 @@ from caddie.lab.rows import ESTIMATE, RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
-SEED = re.compile(r"\(seed (\d+)\)")
-"""A seed of the project, named by the source of a claim on it."""
+SYSTEM = re.compile(r"\(system (\d+)\)")
+"""A public system, named by the source of a claim on it."""
 DECIDED = ("better", "worse", "same")
 
 
@@ -93,7 +93,7 @@ def claims_page(studies: Path = STUDIES) -> str:
     """Return the page `docs/results/claims.md`."""
     every = kept(studies)
     rows, words, later = [], list[str](), list[str]()
-    for study, verdict, seed in _claims(one for one in every if not one.at_scale):
+    for study, verdict, system in _claims(one for one in every if not one.at_scale):
         label, claim = verdict["label"], verdict["claim"]
         scaled = [one for one in every if one.top == study.top and one.at_scale]
         again = next((found for one in scaled if (found := one.verdict(label))), None)
@@ -102,7 +102,7 @@ def claims_page(studies: Path = STUDIES) -> str:
         later.append(again["word"] if again else "not run")
         rows.append(
             [
-                seed,
+                system,
                 f"{label} ({(study.facts or {})['study']['equal']})",
                 f"{claim['word']} {signed(claim['difference'])}".removesuffix(" -"),
                 *_found(verdict),
@@ -118,8 +118,7 @@ def claims_page(studies: Path = STUDIES) -> str:
         "# The claims of the public systems",
         "",
         f"{len(rows)} claims of the public systems about single changes, beside our results, in bits per byte against"
-        " the same rival; negative is better, in brackets the 95 % interval of three random seeds or more. The label"
-        ' "seed 003" means public system 003 and no random seed.'
+        " the same rival; negative is better, in brackets the 95 % interval of three random seeds or more."
         " **30 seconds** are twins of half a minute (`NAME_mini`), where less than 0.001 is the same:"
         f" {agree} claims are true there, {disagree} not, {undecided} undecided."
         " **At scale** are twins that make all the steps of the public runs (`NAME_scale`), in equal modelled time on"
@@ -145,11 +144,11 @@ def claims_page(studies: Path = STUDIES) -> str:
 
 
 def _claims(studies: Iterable[Kept]) -> Iterator[tuple[Kept, Mapping[str, Any], str]]:
-    """Yield the verdicts on claims of the seeds, each with its study and the seed."""
+    """Yield the verdicts on claims of the public systems, each with its study and the system."""
     for study in studies:
         for verdict in study.facts["verdicts"] if study.facts else ():
-            if verdict["claim"] and (seed := SEED.search(verdict["claim"]["source"])):
-                yield study, verdict, seed[1]
+            if verdict["claim"] and (system := SYSTEM.search(verdict["claim"]["source"])):
+                yield study, verdict, system[1]
 
 
 def _found(verdict: Mapping[str, Any]) -> tuple[str, str]:

@@ -22,11 +22,11 @@ from caddie.lab.study import BASE, Claim, Entry, ModelledSeconds, Steps, Study
 from caddie.recipes.catalog import find
 from caddie.recipes.shrink import AT_SCALE_COMPILED
 
-LOWER_LR = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_LowerLR (seed 004)"
-LONGER_WARMDOWN = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_FP16Embed_WD3600 (seed 003)"
+LOWER_LR = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_LowerLR (system 004)"
+LONGER_WARMDOWN = "openai/parameter-golf, records/track_10min_16mb/2026-03-18_FP16Embed_WD3600 (system 003)"
 RATES = (0.06, 0.04, 0.03, 0.025, 0.02, 0.015, 0.01)
 """Of the matrices; 0.04 is the baseline's."""
-SEED_004 = {0.06: 0.0159, 0.03: -0.0007, 0.025: -0.0036, 0.02: -0.0056, 0.015: -0.0052}
+SYSTEM_004 = {0.06: 0.0159, 0.03: -0.0007, 0.025: -0.0036, 0.02: -0.0056, 0.015: -0.0052}
 """Rate to bits per byte above those of 0.04, all with a warm-down of 1,200 steps, one run each."""
 WARMDOWNS = (0.09, 0.27, 0.75)
 """Parts of the run: the baseline's, public system 003's, and that of records from 2026-04-09 on."""
@@ -44,8 +44,8 @@ def entry(rate: float, warmdown: float) -> Entry:
     if warmdown != WARMDOWNS[0]:
         diff["train.lr_schedule.fraction"] = warmdown
     claim = None
-    if warmdown == WARMDOWNS[0] and rate in SEED_004:
-        change = SEED_004[rate]
+    if warmdown == WARMDOWNS[0] and rate in SYSTEM_004:
+        change = SYSTEM_004[rate]
         claim = Claim(word="worse" if change > 0 else "better", difference=change, source=LOWER_LR)
     return Entry(
         diff=diff,
@@ -69,7 +69,7 @@ def alone(warmdown: Diff) -> dict[str, Entry]:
         f"matrices alone 0.06, warm-down {WARMDOWNS[1]}": Entry(
             diff={"train.optimizers.matrix.lr": 0.06, **warmdown},
             kind="optimizer",
-            why="What seed 003 trained: its other rates are the baseline's.",
+            why="What system 003 trained: its other rates are the baseline's.",
             claim=Claim(
                 word="better",
                 source=LONGER_WARMDOWN,

@@ -36,7 +36,7 @@ from caddie.recipes.shrink import AT_SCALE_COMPILED
 from caddie.score import SGD, ChunkSGD, DocumentLoRA
 from caddie.train.qat import StraightThrough
 
-SOURCE = "openai/parameter-golf #670 (seed 000)"
+SOURCE = "openai/parameter-golf #670 (system 000)"
 STEPS = 120
 CALIBRATION = 16_384
 """Tokens, in 64 batches; a matrix of the twin has 384 columns at most."""
@@ -99,7 +99,7 @@ class PruneShare(Fit):
 
 
 _LATE = {"train.qat.matrix": StraightThrough(quantizer=Rows(bits=6, scale=Percentile(floor="absolute")))}
-"""Over the last 15 % of the run, as it was measured; the system's is over the last 7 (`seed_000` has it so)."""
+"""Over the last 15 % of the run, as it was measured; the system's is over the last 7 (`system_000` has it so)."""
 
 
 def tried(label: str, suffix: str) -> Diff:
@@ -271,7 +271,7 @@ study_seconds = replace(
         "fused query, key and value": Entry(
             diff=tried("fused_query_key_value", "mini"),
             kind="architecture",
-            why="3 to 17 % slower steps in the seed's runs.",
+            why="3 to 17 % slower steps in the system's runs.",
         ),
         **larger_batches("mini"),
     },

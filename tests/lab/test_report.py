@@ -52,7 +52,7 @@ def make_study(effects: dict[str, tuple[str, float, str | None, float | None]] =
     """What `study.json` holds."""
     return {
         "name": "seed-000",
-        "why": "Which of seed 000's experiments come out the same at mini scale?",
+        "why": "Which of system 000's experiments come out the same at mini scale?",
         "base": "parallel_muon_mini",
         "budget": "Steps(steps=400)",
         "equal": "steps",
@@ -69,7 +69,7 @@ def make_study(effects: dict[str, tuple[str, float, str | None, float | None]] =
                 "against": "base",
                 "kind": kind,
                 "why": f"Is {label} worth it?",
-                "claim": word and {"word": word, "difference": claimed, "source": "seed 000, table 2", "note": ""},
+                "claim": word and {"word": word, "difference": claimed, "source": "system 000, table 2", "note": ""},
             }
             for index, (label, (kind, _, word, claimed)) in enumerate(effects.items())
         ],
@@ -215,7 +215,7 @@ def test_the_page_says_all_of_a_study() -> None:
     assert [title for title in TITLES if title in shown.text] == [
         title for title in TITLES if title not in ("Keep in mind", "Swept settings", "Failed runs")
     ]
-    assert "Which of seed 000's experiments come out the same at mini scale?" in shown.text
+    assert "Which of system 000's experiments come out the same at mini scale?" in shown.text
     differences = shown.under("Differences")
     order = [differences.index(label) for label in EFFECTS]
     assert order == sorted(order), "the effects grow in the order of the study"
@@ -860,7 +860,7 @@ def test_markdown_tables_are_whole() -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
     verdicts = tables[0].splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in verdicts[2:]] == list(EFFECTS)
-    assert "| seed 000" not in text
+    assert "| system 000" not in text
 
 
 def test_the_table_has_a_line_for_each_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from caddie.recipes.catalog import find
 
 STUDIES = Path(__file__).resolve().parent.parent.parent / "studies"
 LABELS = {"name", "why", "base", "public"}
-CLAIMS = ("first_seeds", "learning_rate", "negative_results")
+CLAIMS = ("public_systems", "learning_rate", "negative_results")
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,12 @@ def told() -> dict[str, Any]:
 
 
 def claims(described: dict[str, Any]) -> set[str]:
-    """Labels that a seed has a claim on."""
-    return {one["label"] for one in described["entries"] if one["claim"] and "(seed 00" in one["claim"]["source"]}
+    """Labels that a public system has a claim on."""
+    return {one["label"] for one in described["entries"] if one["claim"] and "(system 00" in one["claim"]["source"]}
 
 
 @pytest.mark.long
-def test_the_seeds_claims_are_asked_again_at_scale(told: dict[str, Any]) -> None:
+def test_the_systems_claims_are_asked_again_at_scale(told: dict[str, Any]) -> None:
     minis = [path for path in STUDIES.rglob("study.json") if not path.parent.name.startswith("scale")]
     kept = {path.parent: json.loads(path.read_text()) for path in minis}
     assert sum(len(claims(described)) for described in kept.values()) == 43
@@ -64,13 +64,13 @@ def test_every_label_has_steps_by_a_known_time(told: dict[str, Any]) -> None:
 def test_what_slows_a_step_makes_fewer(told: dict[str, Any]) -> None:
     steps = {label: count for study in told["studies"].values() for label, count in study["steps"].items()}
     public = {
-        "seed 003": 13708,
+        "system 003": 13708,
         "003, SwiGLU": 9454,
         "exclusive in all layers": 6946,
         "a third more tokens a step": 5525,
     }
     assert {label: steps[label] for label in public} == public
-    study = told["studies"]["first_seeds/scale_001"]
+    study = told["studies"]["public_systems/scale_001"]
     assert study["steps"][BASE] == 1620, "as many as the seed made on one H100"
 
 

@@ -1,4 +1,4 @@
-"""Pages of the studies that are kept: the seeds' claims side by side with ours, and what each study cost."""
+"""Pages of the studies that are kept: the systems' claims side by side with ours, and what each study cost."""
 
 from __future__ import annotations
 
