@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
@@ -67,7 +68,9 @@ def end(command: Callable[[], object]) -> NoReturn:
                 fail("another process of this run has ended, and so does this one; its own output says why", 1)
             status = 1
         else:
-            raise
+            status = _defect(error)
+    except Exception as error:
+        status = _defect(error)
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
@@ -77,6 +80,15 @@ def end(command: Callable[[], object]) -> NoReturn:
     if status - 128 in MESSAGES or ((several := _several()) and several.under_torchrun()):
         _leave(status)
     sys.exit(status)
+
+
+def _defect(error: Exception) -> int:
+    """Raise an error that nobody foresaw. One of several processes prints it and ends at once: NCCL would wait for the
+    others while the interpreter is taken down."""
+    if not ((several := _several()) and several.under_torchrun()):
+        raise error
+    traceback.print_exception(error)
+    return 1
 
 
 def _needed(error: click.ClickException) -> str:

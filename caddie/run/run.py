@@ -59,8 +59,8 @@ def run(
     """Train, pack, score and verify a recipe; return the result, also in `result.json`, or None on all but rank 0.
 
     Progress is shown on standard error as `caddie run` does, unless another is given, such as `SILENT`. `study` is what
-    a study adds to the result of its run. Such a run scores its artifact in this process instead of a new one, which
-    gives the same number and costs short runs less.
+    a study adds to the result of its run. Such a run, if it is one process, scores its artifact in this process instead
+    of new ones, which gives the same number and costs short runs less.
 
     Raises `UserError` before training for all that can be known before. Finished stages stay in the folder.
     """
@@ -162,10 +162,10 @@ def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
 def score_packed(
     folder: Path, corpus: Corpus, text: Text, ranks: Ranks, progress: Progress, new_process: bool
 ) -> tuple[Artifact, dict[str, Any]]:
-    """Read the file of a run folder; return it with its score, taken in a new process or in this one."""
+    """Read the file of a run folder; return it with its score, taken in new processes, or in this one if it is alone."""
     artifact, documents = load_packed(folder), folder / DOCUMENTS
     parts = [file.path for file in artifact.parts]
-    if new_process:
+    if new_process or ranks.world > 1:
         return artifact, score_in_new_process(artifact.path, corpus.folder, ranks.world, progress, parts, documents)
     there = artifact if ranks.device.type == "cpu" else load(artifact.path, ranks.device, parts)
     return artifact, score_artifact(there, corpus, text, progress=progress, documents=documents)

@@ -36,6 +36,8 @@ _GRACE_SECONDS = 5.0
 """Time for the other processes to report an error of their own after one has failed."""
 _BEAT_SECONDS, _SILENT_BEATS = 2.0, 15
 """Time between two signs of life, and how many of another process may be missing."""
+_NCCL_LOST = ("ncclRemoteError", "communicator was aborted", "c10d key-value store")
+"""Parts of NCCL's messages where another process has ended."""
 
 
 class _Sum:
@@ -263,12 +265,15 @@ def join() -> Iterator[Ranks]:
     over = threading.Event()
     if world > 1:
         threading.Thread(target=_watch, args=(rank, world, over), daemon=True).start()
+    together = False
     try:
         yield (ranks := Ranks(rank, world, device, int(os.environ.get("LOCAL_RANK", rank))))
         ranks.wait()
+        together = True
     finally:
         over.set()
-        dist.destroy_process_group()
+        if together or device.type != "cuda":  # NCCL waits here for the others and for all kernels, alone for ever
+            dist.destroy_process_group()
 
 
 def _watch(rank: int, world: int, over: threading.Event) -> None:
@@ -306,6 +311,8 @@ def _watch(rank: int, world: int, over: threading.Event) -> None:
 
 def lost_another(error: Exception) -> bool:
     """True if an exchange failed because another process has ended, which reports the reason itself."""
+    if isinstance(error, dist.DistBackendError):  # of any failure of NCCL, as of a driver that is too old
+        return any(text in str(error) for text in _NCCL_LOST)
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)  # gloo has no class for it, only its file name
 
 
@@ -328,6 +335,7 @@ def launch(world: int, arguments: Sequence[str]) -> int:
     shared = dict(os.environ)
     if "OMP_NUM_THREADS" not in shared:
         shared |= {"OMP_NUM_THREADS": str(max(1, len(allowed_cores()) // world)), SHARES_CORES: "1"}
+    shared.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(32, len(allowed_cores()) // world))))
     shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack of C++ where another process has ended
     shared |= {"CADDIE_LAUNCHED": "1", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     end_with_this = None
@@ -367,8 +375,8 @@ def launch(world: int, arguments: Sequence[str]) -> int:
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int]:
     """Wait for all processes, or kill the others if one fails. Return rank and status of the cause, or zeros.
 
-    A signal (negative status) is taken for the cause first, and status 1 last: a process that only lost another ends
-    with 1.
+    A signal (negative status) is taken for the cause first, and last what a process ends with that only lost another:
+    status 1, or SIGABRT, by which NCCL ends one.
     """
 
     def failed() -> list[tuple[int, int]]:
@@ -382,4 +390,4 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, i
     found = failed()
     for process in processes:
         process.kill()
-    return min(found, key=lambda one: (one[1] > 0, one[1] == 1), default=(0, 0))
+    return min(found, key=lambda one: (one[1] in (1, -signal.SIGABRT), one[1] > 0), default=(0, 0))

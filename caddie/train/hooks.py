@@ -143,6 +143,7 @@ class Checkpoint:
         finite = torch.stack([tensor.isfinite().all() for tensor in trainer.parameters.values()]).tolist()
         if broken := [name for name, good in zip(trainer.parameters, finite, strict=True) if not good]:
             self.background.wait()
+            trainer.ranks.wait()  # the first writes the checkpoint that the error names
             raise self.stays(f"{broken[0]} was not finite after step {at.step:,}, though its gradient was")
         self.saved = at
         state = trainer.state()

@@ -276,6 +276,7 @@ class TimedRun:
             loss = later.read()
             if not math.isfinite(loss):
                 self.background.wait()
+                self.trainer.ranks.wait()  # the first writes the checkpoint that the error names
                 raise self.checkpoint.stays(f"the loss or its gradient was {loss} at step {step - 1:,}")
             seconds = time.perf_counter() - self.began
             here = (seconds, max(self.received, default=0), self.trainer.graphs())

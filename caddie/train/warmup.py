@@ -80,7 +80,7 @@ class _WarmUp:
         checks = trainer.config.warmup_steps >= _CHECKING_STEPS
         for fraction in (0.25, 0.5, 0.75):  # at the points above an optimizer's own rate may be zero
             for _ in range(_CHECKING_STEPS):
-                if checks and (self.unreached or self.unmoved(saved)):
+                if checks and trainer.ranks.any(bool(self.unreached or self.unmoved(saved))):
                     self.step(progress_at(fraction, self.budget))
         # A run that diverges, as weights of 1e4 show, has dead channels too, and reports that itself.
         tame = all(bool((parameter.abs() < 1e4).all()) for parameter in trainer.parameters.values())
@@ -196,10 +196,14 @@ class _WarmUp:
                 trainer.recordings = choice
                 self.gradients(self.points[0])
 
+            slower = short = False
             try:
-                trainer.recordings = quickest([recordings, None], run)
+                slower = quickest([recordings, None], run) is None
             except torch.OutOfMemoryError:
-                raise UserError("train.cuda_graphs=auto: no memory to try both ways; set always or never") from None
+                short = True
+            if trainer.ranks.any(short):
+                raise UserError("train.cuda_graphs=auto: no memory to try both ways; set always or never")
+            trainer.recordings = None if trainer.ranks.any(slower) else recordings
 
     def failure(self, train_progress: TrainProgress) -> str:
         """Compute the gradients of a step and return the error of any rank in a line, empty if there is none.

@@ -225,6 +225,21 @@ def test_scores_anywhere_without_the_training_data(folder: Path, by_two: Path, t
     assert caddie(tmp_path, "verify", "copy.caddie")["passed"] is True
 
 
+@pytest.mark.parametrize(("world", "new", "apart"), [(1, True, 1), (1, False, 0), (2, False, 2)])
+def test_several_processes_always_score_in_new_ones(
+    world: int, new: bool, apart: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this one alone, the GPUs of the others would stand still."""
+    started = Mock(return_value={"here": False})
+    monkeypatch.setattr(line, "score_in_new_process", started)
+    monkeypatch.setattr(line, "score_artifact", Mock(return_value={"here": True}))
+    corpus = Corpus.load(next((folder / "data").glob("texts-*")))
+    text = stages.held_out_text(corpus)
+    _, scored = line.score_packed(folder / "run", corpus, text, Ranks(0, world), Display(), new_process=new)
+    assert scored == {"here": not apart}
+    assert [call.args[2] for call in started.mock_calls] == [apart] * bool(apart)
+
+
 def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     """The same text splits the same way again; of another text nothing proves that it was not trained on."""
     shutil.copytree(folder / "texts", tmp_path / "texts")

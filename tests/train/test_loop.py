@@ -36,6 +36,7 @@ from caddie.train import hooks
 from caddie.train import loop as module
 from caddie.train.averaging import EMA
 from caddie.train.checkpoint import position_in, restore
+from caddie.train.hooks import BackgroundJobs, Checkpoint
 from caddie.train.loop import Interrupted, Trained, train
 from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough
@@ -258,9 +259,22 @@ def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
         go(tmp_path)
 
 
-def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path) -> None:
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is waited for, in order, what the background writes and all processes; and when an error is made."""
+    order, wait, stays = list[str](), BackgroundJobs.wait, Checkpoint.stays
+    monkeypatch.setattr(Checkpoint, "stays", lambda *given: (order.append("error"), stays(*given))[1])
+    monkeypatch.setattr(BackgroundJobs, "wait", lambda jobs: (wait(jobs), order.append("written"))[0])
+    monkeypatch.setattr(Ranks, "wait", lambda ranks: order.append("together"))
+    return order
+
+
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path, waits: list[str]) -> None:
     with pytest.raises(CheckFailed, match="the loss or its gradient was nan at step"):
         go(tmp_path, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}))
+    assert waits[: waits.index("error")][-2:] == ["written", "together"], (
+        "else the first process is ended while it writes"
+    )
     kept = Trainer(TINY, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}), 7, Ranks())
     restore(tmp_path / CHECKPOINT, kept.state(), {})
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
@@ -268,7 +282,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: P
 
 @pytest.mark.parametrize("often", [1e-9, 60.0])
 def test_an_update_that_breaks_a_weight_is_not_saved(
-    often: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    often: float, tmp_path: Path, waits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, last = Trainer.launch, STEPS.budget.steps
 
@@ -284,6 +298,7 @@ def test_an_update_that_breaks_a_weight_is_not_saved(
         CheckFailed, match=f"embedding.weight was not finite after step {last}, .*; the weights of step "
     ):
         go(tmp_path, config)
+    assert waits[: waits.index("error")][-2:] == ["written", "together"]
     kept = Trainer(TINY, config, 7, Ranks())
     words = restore(tmp_path / CHECKPOINT, kept.state(), {})
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())

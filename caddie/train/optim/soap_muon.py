@@ -78,7 +78,7 @@ class SoapMuon(Optimizer):
     trust: TrustGate | None = None
     """Gate on the whitening, for outputs of attention; none whitens all."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """Number format of the iterations and of the exchanged updates."""
+    """Number format of the iterations."""
     communication: Communication = "reduce_scatter"
     """Collective for gradients and updates of several ranks, as in `Muon`."""
 
