@@ -162,7 +162,7 @@ def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
 def score_packed(
     folder: Path, corpus: Corpus, text: Text, ranks: Ranks, progress: Progress, new_process: bool
 ) -> tuple[Artifact, dict[str, Any]]:
-    """Read the file of a run folder; return it with its score, taken in new processes, or in this one if it is alone."""
+    """Read the file of a run folder; return it with its score, taken in new processes or, if alone, in this one."""
     artifact, documents = load_packed(folder), folder / DOCUMENTS
     parts = [file.path for file in artifact.parts]
     if new_process or ranks.world > 1:
