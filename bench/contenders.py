@@ -175,7 +175,7 @@ class MatrixProducts(Repeated):
         if threads is not None:
             torch.set_num_threads(threads)
         size = size or (8192 if self.device.type == "cuda" else 1024)
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
         formats = {name: product_dtype(self.device, getattr(torch, name)) for name in ("float32", "bfloat16")}
         self.pairs = {
             name: (

@@ -349,6 +349,27 @@ def test_files_and_functions_are_short() -> None:
     assert functions["run.run.run"] <= 60, "the table of contents"
 
 
+PLAIN = {"bool", "float", "int", "str", "None", "torch.device", "torch.dtype", "tuple[float, ...]"}
+"""What graphs of all versions of PyTorch keep as constants; before 2.12 they keep no config."""
+
+
+def test_constants_of_graphs_are_made_of_plain_values() -> None:
+    marked = [
+        (name, node)
+        for module in MODULES
+        for path, node in definitions(module)
+        if (name := ".".join((module, *path)))
+        and "constant_in_graphs" in map(ast.unparse, node.decorator_list)
+        and isinstance(node, ast.FunctionDef)
+    ]
+    assert {name.rpartition(".")[2] for name, _ in marked} >= {"_piece", "_rope_tables", "choose"}
+    for name, node in marked:
+        for argument in (*node.args.args, *node.args.kwonlyargs):
+            assert argument.annotation, name
+            kinds = set(ast.unparse(argument.annotation).split(" | "))
+            assert kinds <= PLAIN, f"{name}: {argument.arg} is {kinds - PLAIN}"
+
+
 def test_no_variant_of_a_socket_is_a_variant_of_another() -> None:
     """A concrete config is never subclassed; to combine, wrap."""
     configs = [cls for cls in _subclasses(Config) if cls.__module__.startswith("caddie.")]

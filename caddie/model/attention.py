@@ -128,7 +128,7 @@ class _GroupedQueryAttention(Part):
         self.config = config
         self.layer = layer
         self.head_size = width // config.heads
-        self.rope_dims = config.rope.rotated_dims(self.head_size)
+        self.rope, self.rope_dims = config.rope.as_text(), config.rope.rotated_dims(self.head_size)
         values = config.value_width(width)
         self.sizes = [width, values, values]
         if config.fused:
@@ -161,7 +161,7 @@ class _GroupedQueryAttention(Part):
             v = self.value_residual(v, context.first_values)
         elif config.value_residual and context.first_values is None:
             context.first_values = v
-        cosine, sine = context.rope(config.rope, self.rope_dims)
+        cosine, sine = context.rope(self.rope, self.rope_dims)
         last = slice(h.shape[1] - query_positions.shape[1], None)  # the query positions
         q = normed_rotation(q, cosine[last], sine[last], self.gain)
         k = normed_rotation(k, cosine, sine)

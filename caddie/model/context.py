@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from caddie.config.schedules import IntSchedule, int_at, progress_at
-from caddie.model.rope import RoPE
+from caddie.config.schedules import IntSchedule, PiecewiseConstant, int_at, progress_at
+from caddie.model.rope import rope_of
 from caddie.ops import multiplied
 from caddie.ops.attention import Visibility, attention
 from caddie.ops.dispatch import constant_in_graphs
@@ -60,14 +60,14 @@ class Context:
         self._cache, self._calls = cache, 0
         self._first = 0 if cache is None else cache.length
         self._room = segments
-        self._rope_tables: dict[tuple[RoPE, int], tuple[Tensor, Tensor]] = {}
+        self._rope_tables: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
         self._segments: dict[int | None, Tensor] = {}
         self._visible: dict[tuple[str, int | None, int | None, int | None], Visibility] = {}
         if cache is not None:
             cache.length += ids.shape[1]
 
-    def rope(self, rope: RoPE, dims: int) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine tables over the positions of a row, each (T, dims/2)."""
+    def rope(self, rope: str, dims: int) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine tables over the positions of a row, each (T, dims/2), of a RoPE's `as_text`."""
         if (rope, dims) not in self._rope_tables:
             end = self._first + self.ids.shape[1]
             cosine, sine = _rope_tables(rope, dims, self._first, end, self.ids.device, self.dtype)
@@ -149,18 +149,22 @@ def reach(longest: IntSchedule | None, window: IntSchedule | None, progress: flo
     return min(bounds) if bounds else None
 
 
-@constant_in_graphs
 def _int_at(number: IntSchedule, progress: float) -> int:
-    """Return the number at that progress; PyTorch cannot trace `bisect`, and each stage of a run has its own graph."""
-    return int_at(number, progress_at(progress))
+    return _piece(number.values, number.begins, progress) if isinstance(number, PiecewiseConstant) else number
 
 
 @constant_in_graphs
-def _rope_tables(rope: RoPE, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _piece(values: tuple[float, ...], begins: tuple[float, ...], progress: float) -> int:
+    """Return the value at that progress; PyTorch cannot trace `bisect`, and each stage of a run has its own graph."""
+    return int_at(PiecewiseConstant(values=values, begins=begins), progress_at(progress))
+
+
+@constant_in_graphs
+def _rope_tables(rope: str, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return cosines and sines at positions `first` to `end`, (2, end - first, dims/2).
 
     Left to the compiler, each of its kernels would compute the cosine of each element anew.
     """
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    angles = torch.arange(first, end, device=device).to(exact)[:, None] * rope.frequencies(dims, device, exact)
+    angles = torch.arange(first, end, device=device).to(exact)[:, None] * rope_of(rope).frequencies(dims, device, exact)
     return torch.stack((angles.cos(), angles.sin())).to(dtype)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
+from functools import cache
 from typing import Annotated
 
 import torch
@@ -29,12 +31,22 @@ class RoPE(Config):
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the angle per position of each pair of channels, (dims/2)."""
 
+    def as_text(self) -> str:
+        """Return a text that `rope_of` reads: graphs of PyTorch before 2.12 keep texts as constants, and no configs."""
+        return json.dumps(self.to_json())
+
     def rotated_dims(self, head_size: int) -> int:
         """Return the number of rotated channels of a head; raises `UserError` if it is odd or above `head_size`."""
         dims = head_size if self.dims is None else self.dims
         if dims > head_size or dims % 2:
             raise UserError(f"rope.dims must be even and at most {head_size}, the size of a head, not {dims}")
         return dims
+
+
+@cache
+def rope_of(text: str) -> RoPE:
+    """Return the RoPE of a text of `RoPE.as_text`."""
+    return RoPE.from_json(json.loads(text))
 
 
 def _powers(base: float, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:

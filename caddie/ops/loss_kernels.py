@@ -102,10 +102,9 @@ def _backward(  # type: ignore[no-untyped-def]
     tl.store(gradient + row * columns + column, change.to(gradient.dtype.element_ty), mask=inside)
 
 
-def _traceable(kernel: Any, logits: Tensor) -> tuple[Any, int]:
-    """Return the kernel as compiled graphs can see it, unwrapped on CPU tensors for the interpreter, and its block."""
-    block = min(BLOCK, 1 << max(4, (logits.shape[1] - 1).bit_length()))
-    return wrap_triton(kernel) if logits.is_cuda else kernel, block
+def _block(columns: int) -> int:
+    """Return the columns that a program reads at once."""
+    return min(BLOCK, 1 << max(4, (columns - 1).bit_length()))
 
 
 @triton_op("caddie::cross_entropy", mutates_args={})
@@ -115,7 +114,8 @@ def _cross_entropy(
     logits = logits.contiguous()
     rows, columns = logits.shape
     objective, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
-    kernel, block = _traceable(_forward, logits)
+    # Named in the call, so that PyTorch's cache of graphs knows its source; the interpreter runs on CPU tensors.
+    kernel, block = wrap_triton(_forward) if logits.is_cuda else _forward, _block(columns)
     # The kernel needs a pointer here even where it does not read it.
     second = (targets, denominators, False) if others is None or weights is None else (others, weights, True)
     kernel[(rows,)](
@@ -140,7 +140,7 @@ def _cross_entropy_backward(
     logits = logits.contiguous()
     rows, columns = logits.shape
     gradient = torch.empty_like(logits)
-    kernel, block = _traceable(_backward, logits)
+    kernel, block = wrap_triton(_backward) if logits.is_cuda else _backward, _block(columns)
     second = (targets, denominators, False) if others is None or weights is None else (others, weights, True)
     kernel[(rows, triton.cdiv(columns, block))](
         logits, targets, *second[:2], denominators, grad.contiguous(), gradient, columns,

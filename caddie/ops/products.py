@@ -92,7 +92,8 @@ class _Float32Product(torch.autograd.Function):
         ctx.save_for_backward(x, factor)
         ctx.dtype = weight.dtype
         if x.device.type == "cuda":
-            rows = torch.mm(x.flatten(0, -2), factor.mT, out_dtype=torch.float32)
+            # As a batch of one: PyTorch 2.9 compiles no `mm` with an `out_dtype`.
+            rows: Tensor = torch.bmm(x.flatten(0, -2)[None], factor.mT[None], out_dtype=torch.float32)[0]
             return rows.view(*x.shape[:-1], len(factor))
         return F.linear(x.float(), factor.float())
 

@@ -96,7 +96,7 @@ def through(
         twice = context.previous(context.previous(piece))
         visible = context.visible("document", longest, window)
         y = context.attention(*(x[:, :, begin:end] for x in (q, k, v)), visible)
-        cosine, sine = (table.expand(2, -1, -1) for table in context.rope(PlainRoPE(), 4))
+        cosine, sine = (table.expand(2, -1, -1) for table in context.rope(PlainRoPE().as_text(), 4))
         found.append((twice, y.transpose(1, 2), cosine, sine, context.previous(y[:, 0])))
     return [torch.cat(pieces, 1) for pieces in zip(*found, strict=True)]
 

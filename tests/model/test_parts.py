@@ -105,7 +105,7 @@ def test_functions_agree_with_the_public_scripts(parity: Path) -> None:
         torch.testing.assert_close(ops.xsa(y.contiguous(), v), out, **near)
     for match in matches(data, r"rope\.(?:full|partial)_(\d+)_of_\d+"):
         positions = torch.zeros(1, data["rope.x"].shape[1])
-        tables = Context(positions, None, torch.float32).rope(PlainRoPE(), int(match[1]))
+        tables = Context(positions, None, torch.float32).rope(PlainRoPE().as_text(), int(match[1]))
         turned = ops.rotate(data["rope.x"].transpose(1, 2), *tables).transpose(1, 2)
         torch.testing.assert_close(turned, data[match[0]], **near)
 
@@ -115,7 +115,7 @@ def test_raised_bases_turn_like_those_of_the_scripts(parity: Path) -> None:
     for match in matches(data, r"ntk\.cos\.(r(\d+)\.L(\d+)\.T(\d+)\.last_row)"):
         dims, native, length = map(int, match.groups()[1:])
         rope = NTKRoPE(native_length=native, length=length)
-        tables = Context(torch.zeros(1, length), None, torch.float32).rope(rope, dims)
+        tables = Context(torch.zeros(1, length), None, torch.float32).rope(rope.as_text(), dims)
         for table, name in zip(tables, ("cos", "sin"), strict=True):
             expected = data[f"ntk.{name}.{match[1]}"]
             torch.testing.assert_close(table[-1], expected, rtol=0, atol=2e-4)  # 2,047 turns in float32
@@ -174,7 +174,7 @@ def test_mixes_by_hand() -> None:
 
 
 def test_rotation_by_hand() -> None:
-    cosine, sine = Context(torch.zeros(1, 3), None, torch.float64).rope(PlainRoPE(), 2)
+    cosine, sine = Context(torch.zeros(1, 3), None, torch.float64).rope(PlainRoPE().as_text(), 2)
     turned = ops.rotate(torch.tensor([[1.0, 0.0, 7.0]] * 3).double(), cosine, sine)
     expected = torch.tensor([[math.cos(p), -math.sin(p), 7.0] for p in range(3)])
     torch.testing.assert_close(turned, expected.double())
