@@ -107,7 +107,7 @@ class Context:
             length = self.ids.shape[1]
             cuts = self.ids.numel() // longest if self._room and longest else 0  # at most, of longer documents
             keys, room = self._first + length, self._room + cuts
-            self._visible[key] = Visibility(self.last or length, keys, segments, width, room)
+            self._visible[key] = Visibility(self.last or length, keys, segments, width, room, longest)
         return self._visible[key]
 
     def _numbered(self, starts: Tensor, longest: int | None) -> Tensor:

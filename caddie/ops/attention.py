@@ -42,13 +42,21 @@ class Visibility:
     FlashAttention takes the starts of segments, whose number depends on the data, but a compiled graph needs fixed
     shapes. So there is `room` for that many segments in the batch, padded with empty ones. Training counts them while
     the batch is in host memory (`segment_bucket`). Without room no such kernel is chosen: each empty segment takes
-    time, and 65,535 are the most for one kernel. More segments than room are an error.
+    time, and 65,535 are the most for one kernel. More segments than room are an error. It is told how `longest` a
+    segment may be, for it starts as many blocks for each segment as the longest one needs.
     """
 
     def __init__(
-        self, queries: int, keys: int, segments: Tensor | None = None, window: int | None = None, room: int = 0
+        self,
+        queries: int,
+        keys: int,
+        segments: Tensor | None = None,
+        window: int | None = None,
+        room: int = 0,
+        longest: int | None = None,
     ) -> None:
         self.queries, self.keys = queries, keys
+        self.longest = keys if longest is None else min(longest, keys)
         self.segments = segments
         self.window = None if window is None or window >= keys else window
         self.room = room
@@ -281,15 +289,15 @@ def _flash(generation: int, q: Tensor, k: Tensor, v: Tensor, visible: Visibility
 def _varlen(generation: int | None, q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """Compute FlashAttention over concatenated segments, (positions, heads, D); PyTorch's own if generation is None."""
     rows, heads, length, size = q.shape
-    bounds = visible.bounds(rows, q.device)
+    bounds, longest = visible.bounds(rows, q.device), visible.longest
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     if generation is None:
         from torch.nn.attention.varlen import varlen_attn
 
-        y = _call(varlen_attn, visible, q, k, v, bounds, bounds, length, length, enable_gqa=True)
+        y = _call(varlen_attn, visible, q, k, v, bounds, bounds, longest, longest, enable_gqa=True)
     else:
         function = _package(generation).flash_attn_varlen_func
-        y = _call(function, visible, q, k, v, bounds, bounds, length, length, causal=True)
+        y = _call(function, visible, q, k, v, bounds, bounds, longest, longest, causal=True)
     return y.view(rows, length, heads, size).transpose(1, 2)
 
 

@@ -7,7 +7,6 @@ All implementations of an operation have one signature and, up to rounding, one 
 from __future__ import annotations
 
 import importlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -29,10 +28,11 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, str]] = {
 
 _FASTEST = {
     "cpu": dict.fromkeys(("cross_entropy", "softcap", "squared", "rms_norm", "normed_rotation"), "manual"),
-    "cuda": {"cross_entropy": "Triton", "scaled_product": "scaled_mm"},
+    "cuda": {"cross_entropy": "Triton", "scaled_product": "scaled_mm", "squared": "manual"},
 }
 """Implementations preferred to the reference. On a CPU this was measured. On a GPU the loss pays in the records, which
-do not materialize its float32 logits (`bench/kernels.py` measures it)."""
+do not materialize its float32 logits (`bench/kernels.py` measures it); uncompiled, the squared activation by hand keeps
+one tensor for its backward and the reference two."""
 _DTYPES = {
     "manual": (torch.float32, torch.bfloat16),
     "Triton": (torch.float32, torch.bfloat16, torch.float16),
@@ -76,8 +76,13 @@ def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: 
 
 @cache
 def has_triton() -> bool:
-    """True if Triton kernels can be launched on a GPU, which takes Triton and a C compiler."""
-    return has("triton", "jit") and any(map(shutil.which, ("cc", "gcc", "clang")))
+    """True if Triton can launch kernels on a GPU; it compiles its driver first, which takes C and Python's headers."""
+    try:
+        return has("triton", "jit") and bool(
+            importlib.import_module("triton").runtime.driver.active.get_current_target()
+        )
+    except Exception:  # of a compiler
+        return False
 
 
 def has(module: str, *names: str) -> bool:

@@ -38,17 +38,26 @@ class Forward:
         self._before: tuple[Shape, float] | None = None
         self._compiled: dict[Shape, Callable[[Tensor, Tensor], Tensor]] = {}
 
-    def __call__(self, ids: Tensor, starts: Tensor, last: int | None = None, cache: Cache | None = None) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        starts: Tensor,
+        last: int | None = None,
+        cache: Cache | None = None,
+        begun: int | None = None,
+    ) -> Tensor:
         """Return logits (rows, last or n, vocabulary) of ids, int64 (rows, n).
 
         `starts`, bool (rows, n), is True at the first token of a document. With a cache the ids continue those of the
-        previous call, and nothing is compiled.
+        previous call, and nothing is compiled. `begun` bounds the documents that begin in the windows; if it is None
+        they are counted, for which a GPU is waited for.
         """
 
         rows, length = ids.shape
         counted: dict[str, int] = {}
         if self._counts and cache is None:  # FlashAttention has to know how many documents there may be
-            counted = {"segments": segment_bucket(int(starts.sum()) + rows, ids.numel())}
+            begun = int(starts.sum()) if begun is None else begun
+            counted = {"segments": segment_bucket(begun + rows, ids.numel())}
 
         def eager(ids: Tensor, starts: Tensor) -> Tensor:
             logits: Tensor = self.model(ids, starts, self._dtype, last=last, cache=cache, **counted)

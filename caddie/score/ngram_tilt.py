@@ -182,8 +182,8 @@ class _Tilted(Scorer):
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
         """Return the scorer's logits with the boost added where a context is known well enough."""
+        ids = inputs.cpu().numpy()  # before a GPU has anything to do that this would wait for
         logits = self._scorer.logits(inputs, slots, last, cache)
-        ids = inputs.cpu().numpy()
         if cache is not None:
             if cache in self._earlier:
                 ids = np.concatenate([self._earlier[cache], ids], 1)

@@ -292,7 +292,7 @@ class _DocumentLoRA(Scorer):
         """Run one forward, each row with its document's adapters; without a cache, keep its graph for the update."""
         self._adapters.use(slots)
         with torch.set_grad_enabled(cache is None):
-            logits = self._forward(inputs, inputs == self._bos, last, cache)
+            logits = self._forward(inputs, inputs == self._bos, last, cache, begun=len(inputs))
         if cache is None:
             self._logits.append(logits)
         return logits

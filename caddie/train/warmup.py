@@ -133,7 +133,8 @@ class _WarmUp:
     def executions(self) -> list[Execution]:
         precision, device = self.trainer.config.precision, self.trainer.ranks.device
         if not self.timed:
-            auto = "bfloat16" if device.type == "cuda" else "float32"
+            quick = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+            auto = "bfloat16" if quick else "float32"
             return [Execution(auto if precision == "auto" else precision, torch.get_num_threads())]
         has_bfloat16 = product_dtype(device, torch.bfloat16) == torch.bfloat16
         auto_precisions = ["bfloat16", "float32"] if has_bfloat16 else ["float32"]

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch.torch_version import TorchVersion
 from variations import BASE, VOCABULARY
 
 from caddie.model import build
+from caddie.model.context import Context
 from caddie.ops import attention as attend
 from caddie.ops.attention import BACKENDS, Visibility, attention, choose, segment_bucket
 
@@ -206,12 +208,10 @@ def machine(
     activated: str = "",
     cudnn: int = 0,
     torch_version: str = "2.12.0",
-    compiler: str = "cc",
     **modules: dict[str, Any],
 ) -> Iterator[None]:
-    """A GPU of this compute capability, these modules, a C compiler and nothing else."""
+    """A GPU of this compute capability, these modules and nothing else."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shutil.which", lambda name: name if name == compiler else None)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
         patch.setattr(attend, "_activated", lambda implementation: implementation == activated)
         patch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
@@ -231,7 +231,8 @@ PACKAGE = {"flash_attn_func": fake_rows, "flash_attn_varlen_func": fake_varlen}
 PAIRS = {name: lambda *a, f=function, **k: (f(*a, **k), None) for name, function in PACKAGE.items()}
 """Return a pair, as the first releases of FlashAttention 3 do."""
 OWN = {"varlen_attn": own_varlen}
-TRITON = {"jit": None}
+TRITON = {"jit": None, "runtime": Mock()}
+BROKEN = {"jit": None, "runtime": Mock(**{"driver.active.get_current_target.side_effect": RuntimeError("no Python.h")})}
 OWN_NAME, DENSE = "PyTorch's varlen", "SDPA with a dense mask"
 
 
@@ -248,7 +249,7 @@ def test_what_is_there_is_used() -> None:
         assert choose(CUDA, torch.bfloat16, 64, 4, 256, False, None) == DENSE
     with machine(9, triton=TRITON):
         assert names() == ("SDPA (flash)", "FlexAttention", "FlexAttention")
-    with machine(9, triton=TRITON, compiler="none"):
+    with machine(9, triton=BROKEN):
         assert names() == ("SDPA (flash)", DENSE, DENSE)
     with machine(9, triton=TRITON, varlen=OWN):
         assert names() == ("SDPA (flash)", OWN_NAME, OWN_NAME)
@@ -317,6 +318,30 @@ def test_on_a_gpu_attention_is_that_of_the_definition(
         masked = documents or visible.window is not None
         assert backend.startswith(name) == (masked or name in ("FlashAttention 2", "FlashAttention 3"))
         agrees(BACKENDS[backend], visible, tensors(rows, *groups, keys, keys, size))
+
+
+@pytest.mark.parametrize(
+    ("modules", "name"), [({"varlen": OWN}, OWN_NAME), ({"flash_attn": PACKAGE}, "FlashAttention 2")]
+)
+def test_flash_attention_is_told_the_longest_segment(modules: dict[str, Any], name: str) -> None:
+    """For each segment it starts as many blocks as that one needs, and a packed row is 48 times as long."""
+    told = []
+
+    def varlen(*given: Any, **settings: Any) -> Tensor:
+        told.append(given[5])
+        return own_varlen(*given, **settings) if name == OWN_NAME else fake_varlen(*given, **settings)
+
+    module, function = next(
+        (module, "varlen_attn" if module == "varlen" else "flash_attn_varlen_func") for module in modules
+    )
+    context = Context(torch.zeros(1, 96, dtype=torch.int64), torch.arange(96)[None] % 40 == 0, torch.float32)
+    qkv = tensors(1, 2, 1, 96, 96, 8)
+    with machine(9, **{module: {**modules[module], function: varlen}}):
+        for scope, longest, most in (("document", 16, 16), ("document", None, 96), ("document", 200, 96)):
+            visible = context.visible(scope, longest, None)
+            agrees(BACKENDS[f"{name} varlen" if name != OWN_NAME else name], visible, qkv)
+            assert set(told) == {most}
+            told.clear()
 
 
 def flex_agrees(visible: Visibility, qkv: list[Tensor], traced: bool) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from inspect import signature
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import kernels
 import pytest
@@ -248,22 +249,30 @@ def test_the_choice_by_device_dtype_and_compiler(monkeypatch: pytest.MonkeyPatch
         assert choose("squared", CPU, dtype, compiling=True) == "plain"
         assert choose("cross_entropy", CUDA, dtype) == "Triton"
         assert choose("cross_entropy", CUDA, dtype, compiling=True) == "Triton"
-    assert choose("squared", CUDA, torch.bfloat16) == "plain"
+    assert choose("squared", CUDA, torch.bfloat16) == "manual", "of one tensor that is kept for two"
+    assert choose("squared", CUDA, torch.bfloat16, compiling=True) == "plain"
     assert choose("cross_entropy", CPU, torch.float64) == choose("cross_entropy", CUDA, torch.float64) == "plain"
     assert choose("cross_entropy", torch.device("mps"), torch.float32) == "plain"
 
 
-def test_without_triton_or_a_c_compiler_the_reference_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = ModuleType("triton")
-    vars(triton)["jit"] = None
-    cases = (None, "gcc", "plain"), (triton, None, "plain"), (triton, "gcc", "Triton")
-    left_behind = ModuleType("triton"), "gcc", "plain"
-    for module, compiler, expected in (*cases, left_behind):
+def test_without_a_triton_that_compiles_the_reference_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def triton(find: Callable[[], str]) -> ModuleType:
+        module = ModuleType("triton")
+        active = SimpleNamespace(get_current_target=find)
+        vars(module).update(jit=None, runtime=SimpleNamespace(driver=SimpleNamespace(active=active)))
+        return module
+
+    def fail() -> str:
+        raise RuntimeError("Python.h: No such file or directory")
+
+    left_behind = ModuleType("triton")
+    for module, expected in (None, "plain"), (triton(fail), "plain"), (left_behind, "plain"), (triton(str), "plain"):
+        monkeypatch.setitem(sys.modules, "triton", module)  # None: importing it is an error
         choice.has_triton.cache_clear()
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, "triton", module)  # None: importing it is an error
-            patch.setattr("shutil.which", lambda name, compiler=compiler: compiler if name == compiler else None)
-            assert choose("cross_entropy", CUDA, torch.bfloat16) == expected
+        assert choose("cross_entropy", CUDA, torch.bfloat16) == expected
+    monkeypatch.setitem(sys.modules, "triton", triton(lambda: "sm_90"))
+    choice.has_triton.cache_clear()
+    assert choose("cross_entropy", CUDA, torch.bfloat16) == "Triton"
     choice.has_triton.cache_clear()
 
 

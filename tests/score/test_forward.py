@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,6 +107,10 @@ def test_kernels_that_take_the_documents_are_told_how_many(monkeypatch: pytest.M
     counted.clear()
     forward(IDS, starts, None, Cache())
     assert set(counted) == {False}, "what goes on where it ended has keys of its own"
+    counted.clear()
+    monkeypatch.setattr(Tensor, "sum", Mock(side_effect=AssertionError("a GPU would be waited for")))
+    assert torch.equal(forward(IDS, starts, begun=len(IDS)), plain), "whose windows are known is not counted"
+    assert set(counted) == {True}
 
 
 def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

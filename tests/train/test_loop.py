@@ -42,7 +42,7 @@ from caddie.train.prefetch import AsyncScalar
 from caddie.train.qat import StraightThrough
 from caddie.train.settings import Train
 from caddie.train.trainer import Trainer
-from caddie.train.warmup import warm_up, warmup_steps
+from caddie.train.warmup import _WarmUp, warm_up, warmup_steps
 
 TINY = GPT(
     vocabulary=64,
@@ -257,6 +257,18 @@ def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
     with pytest.raises(UserError, match="not a readable checkpoint"):
         go(tmp_path)
+
+
+@pytest.mark.parametrize(("capability", "precision"), [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
+def test_a_gpu_without_products_of_bfloat16_trains_in_float32(
+    capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's compiler refuses bfloat16 there."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    trainer = Trainer(TINY, STEPS.but(precision="auto"), 7, Ranks())
+    trainer.ranks = Ranks(device=torch.device("cuda"))
+    (execution,) = _WarmUp(trainer, (4, 32)).executions()
+    assert execution.precision == precision
 
 
 @pytest.fixture
