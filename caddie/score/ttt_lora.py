@@ -164,15 +164,17 @@ class _Adapters:
         deltas = iter(self._deltas)
         self._parts = [(place, _PerRun(list(islice(deltas, place.runs)))) for place in places]
         self._used: Sequence[int] | None = None
+        self._taken: list[tuple[Tensor, list[Tensor]]] = []
+        """Rows of the factors that forwards took since the last step, and the copies that get their gradients."""
         self.attach(True)
 
     def begin(self, group: int) -> None:
         """Reset the adapters of a new group to add nothing, and the state of the optimizer."""
-        self._used = None
+        self.forget()
         rows, rank = len(self.documents), self._config.rank
         if not (self._config.warm_start and self.first):
             self.first = [self._draw(group, index) for index in range(len(self._sizes))]
-        self._second = [self._weight.new_zeros(rows, out, rank).requires_grad_() for _, out in self._sizes]
+        self._second = [self._weight.new_zeros(rows, out, rank) for _, out in self._sizes]
         factors = [*self.first, *self._second]
         self._means, self._squares = ([torch.zeros_like(factor) for factor in factors] for _ in range(2))
         parts = range(0, rows, self.together)
@@ -185,20 +187,27 @@ class _Adapters:
         if self._used == slots:
             return
         self._used = slots
-        rows = torch.tensor(slots, device=self._weight.device) - self.documents.start
-        with torch.enable_grad():  # the update may need their gradients
-            for delta, a, b in zip(self._deltas, self.first, self._second, strict=True):
-                delta.a, delta.b = a[rows], b[rows]
+        rows = torch.tensor([slot - self.documents.start for slot in slots]).to(self._weight.device, non_blocking=True)
+        copies = [factor[rows].requires_grad_() for factor in (*self.first, *self._second)]
+        self._taken.append((rows, copies))
+        for delta, a, b in zip(self._deltas, copies, copies[len(self._deltas) :], strict=False):
+            delta.a, delta.b = a, b
+
+    def forget(self) -> None:
+        """Forget the forwards since the last step."""
+        self._used = None
+        self._taken.clear()
 
     def step(self, losses: Sequence[Tensor]) -> None:
         """Take one step of AdamW on the sum of losses; without losses, momentum and decay still apply."""
-        self._used = None
         factors = [*self.first, *self._second]
-        for factor in factors:
-            factor.grad = None
+        gradients = [torch.zeros_like(factor) for factor in factors]
         if losses:
             torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
-        gradients = [torch.zeros_like(factor) if factor.grad is None else factor.grad for factor in factors]
+            for rows, copies in self._taken:
+                for gradient, one in zip(gradients, copies, strict=True):
+                    if one.grad is not None:
+                        gradient.index_add_(0, rows, one.grad)
         names = ("lr", "beta1", "beta2", "eps", "weight_decay")
         options: Any = {name: getattr(self._config, name) for name in names}
         # Not the class AdamW, whose first use imports PyTorch's compiler, which takes a second.
@@ -220,7 +229,7 @@ class _Adapters:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         bound, drawn = 1 / math.sqrt(inputs), torch.empty(self._config.documents, self._config.rank, inputs)
         drawn.uniform_(-bound, bound, generator=generator)
-        return drawn[self.documents.start : self.documents.stop].to(self._weight).requires_grad_()
+        return drawn[self.documents.start : self.documents.stop].to(self._weight)
 
 
 def adapter_places(name: Target, model: Model) -> list[Place]:
@@ -329,6 +338,7 @@ class _DocumentLoRA(Scorer):
         self._logits.clear()
         if not all(prefix.is_last(window) for batch in batches for window in batch.windows):
             self._adapters.step(losses)
+        self._adapters.forget()
         if self._due and self._config.phases:
             self._learn_globally(self._config.phases, prefix)
 
