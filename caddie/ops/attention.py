@@ -214,8 +214,17 @@ def _short(device: torch.device, dtype: torch.dtype, keys: int) -> bool:
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, kernel: SDPBackend | None = None) -> Tensor:
     """Compute causal attention by PyTorch's SDPA, with `kernel` if it can, else with the one it prefers."""
     with nullcontext() if kernel is None else sdpa_kernel([kernel, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        causal, grouped = visible.queries == visible.keys, q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        return _fused(q, k, v, is_causal=visible.queries == visible.keys)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, **causality: Any) -> Tensor:
+    """Compute SDPA. On a GPU, FlashAttention has no masks and no float32, and the other fused kernel no shared heads:
+    they are repeated for it, or else all pairs of positions would stand in memory."""
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and q.is_cuda and (q.dtype == torch.float32 or "attn_mask" in causality):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        grouped = False
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **causality)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
@@ -246,7 +255,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     shape, (heads, length, size) = q.shape, q.shape[1:]
     shared, keys = k.shape[1:3]
     if not _short(q.device, q.dtype, keys):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != shared)
+        return _fused(q, k, v, attn_mask=mask)
     bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     bias = bias.expand(-1, 1 if len(mask) == 1 else shared, -1, -1).flatten(0, 1)
     queries = (q * size**-0.5).reshape(-1, heads // shared, length, size)

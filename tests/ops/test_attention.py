@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 from torch.torch_version import TorchVersion
 from variations import BASE, VOCABULARY
@@ -342,6 +343,33 @@ def test_flash_attention_is_told_the_longest_segment(modules: dict[str, Any], na
             agrees(BACKENDS[f"{name} varlen" if name != OWN_NAME else name], visible, qkv)
             assert set(told) == {most}
             told.clear()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shared_heads_are_repeated_for_a_gpu_where_flash_attention_has_none(masked: bool, dtype: torch.dtype) -> None:
+    given: list[tuple[int, bool]] = []
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool, **settings: Any) -> Tensor:
+        assert k.shape == v.shape
+        given.append((k.shape[1], enable_gqa))
+        return q
+
+    mask = {"attn_mask": torch.ones(3, 3, dtype=torch.bool)} if masked else {"is_causal": True}
+    with pytest.MonkeyPatch.context() as patch, FakeTensorMode():
+        patch.setattr(F, "scaled_dot_product_attention", sdpa)
+        for device in ("cuda", "cpu"):
+            q, k, v = (torch.empty(1, heads, 3, 8, device=device, dtype=dtype) for heads in (4, 2, 2))
+            attend._fused(q, k, v, **mask)
+    whole = masked or dtype == torch.float32
+    assert given == [(4, False) if whole else (2, True), (2, True)]
+
+
+def test_repeated_heads_are_those_that_are_shared() -> None:
+    q, k, v = tensors(2, 4, 2, 5, 5, 8)
+    repeated = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    right = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(F.scaled_dot_product_attention(q, *repeated, is_causal=True), right)
 
 
 def flex_agrees(visible: Visibility, qkv: list[Tensor], traced: bool) -> None:
