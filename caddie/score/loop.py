@@ -59,19 +59,25 @@ def run(
     stateless = bool(scorer.stateless)
     may_overlap = stateless or bool(scorer.fixed_between_updates)
 
-    def losses_of(batch: ScoringBatch) -> Losses:
+    def losses_of(batch: ScoringBatch) -> Tensor:
         targets = torch.from_numpy(stream.next_tokens(batch.windows)).to(device)
         inputs = torch.from_numpy(batch.inputs).to(device)
         answer = scorer.logits(inputs, batch.slots, targets.shape[1])
         logits = plain_logits(answer, (*targets.shape, vocabulary), targets.device)
         if on_logits is not None:
             on_logits(batch.windows, logits)
-        found: Losses = nats(logits, targets).cpu().double().numpy()
-        return found
+        return nats(logits, targets)
 
     several = ranks.world > 1 and bool(scorer.share(ranks))
     least = _QUEUED * workers * ranks.world if stateless else 0
     with _mapping(workers) as each:
+
+        def losses_of_all(batches: Iterable[ScoringBatch]) -> Iterator[Losses]:
+            launched: Iterable[Tensor] = each(losses_of, batches)
+            if torch.device(device) != torch.device("cpu"):  # a GPU gets all before it is waited for
+                launched = list(launched)
+            return (losses.cpu().double().numpy() for losses in launched)
+
         plan = (_fixed(step, stream, may_overlap) for step in scorer.plan(layout, rows))
         for steps, batches in _queued(plan, lambda step: same_shape_batches(step, stream, rows, together), least):
             if several:
@@ -79,9 +85,9 @@ def run(
                 if len(owners) != len(batches) or not set(owners) <= set(range(ranks.world)):
                     given = f"each of {len(batches):,} batches to one of {ranks.world:,} processes"
                     raise CheckFailed(f"the scorer does not give {given}")
-                losses = _shared(each, losses_of, batches, [owner == ranks.rank for owner in owners], ranks)
+                losses = _shared(losses_of_all, batches, [owner == ranks.rank for owner in owners], ranks)
             else:
-                losses = each(losses_of, batches)
+                losses = losses_of_all(batches)
             for batch, of_batch in zip(batches, losses, strict=True):
                 for window, of_window in zip(batch.windows, of_batch, strict=True):
                     on_window(window, of_window)
@@ -154,13 +160,16 @@ def _fixed(step: Step, stream: Stream, may_overlap: bool) -> Step:
 
 
 def _shared(
-    each: Callable[..., Any], losses_of: Any, batches: Sequence[ScoringBatch], mine: Sequence[bool], ranks: Ranks
+    losses_of_all: Callable[[Iterable[ScoringBatch]], Iterator[Losses]],
+    batches: Sequence[ScoringBatch],
+    mine: Sequence[bool],
+    ranks: Ranks,
 ) -> Iterator[Losses]:
     """Yield the losses of all batches, of which each process computes its own; the same to the bit in all processes."""
     sizes = [sum(window.end - window.first for window in batch.windows) for batch in batches]
     total = torch.zeros(sum(sizes), dtype=torch.float64)  # adding zeros changes nothing
     parts = total.split_with_sizes(sizes)
-    own = each(losses_of, list(compress(batches, mine)))
+    own = losses_of_all(compress(batches, mine))
     for part, losses in zip(compress(parts, mine), own, strict=True):
         part.copy_(torch.from_numpy(losses).flatten())
     ranks.sum([total])

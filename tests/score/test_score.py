@@ -355,6 +355,13 @@ def test_a_step_is_charged_then_learnt_from_then_the_next_is_planned() -> None:
     assert not isinstance(events[5][2], Stream), "the scorer is not handed the text itself"
 
 
+def test_a_gpu_gets_all_batches_of_a_step_before_it_is_waited_for() -> None:
+    scorer = Planned([[(0, 0, 2), (1, 2, 4)], [(2, 4, 6)], [(4, 6, 8)]])
+    layout = layout_of(NINE, BOS, per_document=False)
+    run(scorer, NINE, layout, 2, scorer.tell, torch.device("cpu", 0), vocabulary=32)
+    assert [event[0] for event in scorer.events][:6] == ["plan", "batches", "batches", "charged", "charged", "update"]
+
+
 def test_a_step_without_windows_is_a_step() -> None:
     events = go(Planned([[(0, 0, 4)], [], [(4, 4, 8)]]))
     learnt = [event[1] for event in events if event[0] == "update"]
