@@ -232,8 +232,12 @@ def enough_memory(gpt: GPT, train: Train, ranks: Ranks, phases: Phases) -> Itera
         if not out_of_memory(error):
             raise
         phase = phases.current or "train"
-        more = f"raise train.micro_batches ({train.micro_batches}), " if phase == "train" else ""
+        needs = f": training needs {estimate} by the estimate" if phase == "train" else ""
+        advice = {
+            "train": f"raise train.micro_batches ({train.micro_batches}), ",
+            "calibrate": "lower pack.calibration.batch_tokens, ",
+            "score": "lower score.batch_tokens, or with adapters score.ttt.documents, ",
+        }.get(phase, "")
         raise UserError(
-            f"not enough memory in the phase {phase}: training needs {estimate} by the estimate; {more}take a smaller "
-            "model, or end what else uses memory"
+            f"not enough memory in the phase {phase}{needs}; {advice}take a smaller model, or end what else uses memory"
         ) from None
