@@ -185,13 +185,13 @@ def test_adapters_are_in_one_compiled_graph_for_all_groups() -> None:
         found = []
         for function in (eager, compiled):
             for factor in adapters._second:
-                factor.grad = None
-                factor.data.normal_(generator=torch.Generator().manual_seed(group))
-            adapters._used = None
+                factor.normal_(generator=torch.Generator().manual_seed(group))
+            adapters.forget()
             adapters.use([0, 3])
             logits = function(IDS, starts)
             logits.square().sum().backward()  # type: ignore[no-untyped-call]
-            found.append([logits.detach(), *(factor.grad for factor in adapters._second)])
+            ((_, copies),) = adapters._taken
+            found.append([logits.detach(), *(copy.grad for copy in copies[len(adapters.first) :])])
         for one, other in zip(*found, strict=True):
             assert one.any()
             assert (one - other).norm() < 1e-4 * one.norm()  # graphs norm by PyTorch's operations
