@@ -350,7 +350,7 @@ def test_files_and_functions_are_short() -> None:
 
 
 PLAIN = {"bool", "float", "int", "str", "None", "torch.device", "torch.dtype", "tuple[float, ...]"}
-"""What graphs of all versions of PyTorch keep as constants; before 2.12 they keep no config."""
+"""Types of constants in compiled graphs. PyTorch before 2.12 keeps no config there."""
 
 
 def test_constants_of_graphs_are_made_of_plain_values() -> None:

@@ -83,8 +83,10 @@ def end(command: Callable[[], object]) -> NoReturn:
 
 
 def _defect(error: Exception) -> int:
-    """Raise an error that nobody foresaw. One of several processes prints it and ends at once: NCCL would wait for the
-    others while the interpreter is taken down."""
+    """Raise an error of the program; in one of several processes print it and return 1.
+
+    NCCL would wait for the others while the interpreter is taken down.
+    """
     if not ((several := _several()) and several.under_torchrun()):
         raise error
     traceback.print_exception(error)

@@ -218,8 +218,11 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, kernel: SDPBacke
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, **causality: Any) -> Tensor:
-    """Compute SDPA. On a GPU, FlashAttention has no masks and no float32, and the other fused kernel no shared heads:
-    they are repeated for it, or else all pairs of positions would stand in memory."""
+    """Compute SDPA, and on a GPU repeat shared heads for masks and float32.
+
+    FlashAttention has neither, and the memory-efficient kernel has no shared heads. The third keeps all pairs of
+    positions in memory.
+    """
     grouped = q.shape[1] != k.shape[1]
     if grouped and q.is_cuda and (q.dtype == torch.float32 or "attn_mask" in causality):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))

@@ -1,4 +1,4 @@
-"""How one of several processes ends: to close NCCL waits for the others, to close gloo does not."""
+"""Tests of the end of one of several processes. Closing NCCL waits for the others; closing gloo does not."""
 
 from __future__ import annotations
 

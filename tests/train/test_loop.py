@@ -273,7 +273,7 @@ def test_a_gpu_without_products_of_bfloat16_trains_in_float32(
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is waited for, in order, what the background writes and all processes; and when an error is made."""
+    """Record the order of waiting for the background (`written`) and all processes (`together`), and of an `error`."""
     order, wait, stays = list[str](), BackgroundJobs.wait, Checkpoint.stays
     monkeypatch.setattr(Checkpoint, "stays", lambda *given: (order.append("error"), stays(*given))[1])
     monkeypatch.setattr(BackgroundJobs, "wait", lambda jobs: (wait(jobs), order.append("written"))[0])
