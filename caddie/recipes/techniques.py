@@ -160,7 +160,7 @@ def find(word: str) -> list[Socket]:
     if not (found := parts(known, wanted)) and not words:
         if word in shipped():
             raise UserError(f"{word} is a recipe, not a technique; `caddie diff {word}` lists what it changes")
-        names = [name for socket in known for name in (socket.name, *socket.paths)]
+        names = [*shipped(), *(name for socket in known for name in (socket.name, *socket.paths))]
         names += [name for term in terms() for name in term.names]
         for socket in known:
             for variant in socket.variants:

@@ -264,6 +264,7 @@ def test_the_name_of_a_recipe_leads_to_its_techniques(caddie: Call) -> None:
 def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
     for wrong, meant in (
         ("HaedGate", "HeadGate"),
+        ("chmpion", "champion"),
         ("haedgate", "HeadGate"),
         ("pack.cap_byte", "pack.cap_bytes"),
         ("model.blok.mlp", "model.block.mlp"),
