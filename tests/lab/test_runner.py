@@ -220,8 +220,6 @@ def test_a_study_goes_on_from_its_rows_where_the_folders_are_gone(text: str, fol
     assert sorted([(row["label"], row["seed"]) for row in before] + second.done) == sorted(ALL)
     assert [row for row in rows if row["key"] in {one["key"] for one in before}] == before
     assert any(f"{len(before)} runs finished elsewhere" in note for note in progress.notes)
-    with pytest.raises(UserError, match=f"the artifacts of {len(before)} runs are not here"):
-        score_holdout(study(), text, text, **folders)
     run = plan(study(), text, folders["runs"], results=folders["results"])[0]
     write_error(run.folder, "it was tried again for other results")
     again = run_jobs(study(why="another question"), text, executor=Pretended(), **folders)
@@ -448,6 +446,15 @@ def test_the_last_look_is_at_documents_that_nothing_has_seen(
     assert progress.events == [{"event": "runs", "done": 1, "total": 1, "text": line}]
     second = score_holdout(one, text, str(tmp_path / "second.jsonl"), **how)[0]
     assert second["holdout_documents"] != first["holdout_documents"]
+    artifact = next(folders["runs"].glob("tiny/*/artifact.caddie")).rename(tmp_path / "kept.caddie")
+    shutil.rmtree(folders["runs"])
+    assert score_holdout(one, text, str(tmp_path / "second.jsonl"), **how) == [second], "its row has the score"
+    with pytest.raises(UserError, match=r"the artifacts of 1 run are not here, .*; copy them to .*artifacts, or"):
+        score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)
+    (folders["results"] / "artifacts").mkdir()
+    artifact.rename(folders["results"] / "artifacts" / "of any name.caddie")
+    assert score_holdout(one, text, str(tmp_path / "first.jsonl"), **how) == [first]
+    assert read_rows(folders["results"] / RESULTS) == [first]
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4776"
