@@ -54,6 +54,7 @@ def findings(described: Mapping[str, Any], rows: Sequence[Row], price: float | N
         "swept": swept(study, groups),
         "public_order": public_order(study, groups),
         "board": board,
+        "holdout": _holdout(study, groups),
         "curves": {
             axis: {label: curve for label, group in groups.items() if (curve := _mean_curve(group, place))}
             for place, axis in enumerate(("steps", "seconds"))
@@ -142,6 +143,32 @@ def _held_out_texts(*sides: Sequence[Row]) -> set[str | None]:
     return {(row.get("sha256") or {}).get("validation_documents") for rows in sides for row in rows}
 
 
+def _holdout(study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    """Return mean and verdict of each label with scores on the holdout text, lowest first."""
+    scored = {label: [row for row in group if is_finite(row.get("holdout"))] for label, group in groups.items()}
+    scores = {label: {row["seed"]: row["holdout"] for row in group} for label, group in scored.items() if group}
+    against = {label: study["entries"][label]["against"] for label in scores}
+    texts = {label: {row.get("holdout_documents") for row in scored[label]} for label in scores}
+    pairs = {
+        label: (scores[rival], scores[label])
+        for label, rival in against.items()
+        if rival in scores and len(texts[rival] | texts[label]) == 1
+    }
+    judged = judge_pairs(pairs, margin=study["margin"])
+    tested = ("difference", "interval", "p", "q", "q_same", "word")
+    found = [
+        {
+            "label": label,
+            "against": against[label],
+            "seeds": sorted(one),
+            "mean": fmean(one.values()),
+            **{name: getattr(judged.get(label), name, None) for name in tested},
+        }
+        for label, one in scores.items()
+    ]
+    return sorted(found, key=lambda one: one["mean"])
+
+
 def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
     """Return bytes of the artifact above the rival's: means over common seeds, or over all if there are none."""
     sizes, others = (
@@ -185,7 +212,7 @@ def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:
     """Return a label's row of the leaderboard: means over its seeds."""
     scores = [row["bits_per_byte"] for row in group]
     means = ("artifact_bytes", "parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds")
-    stages = ("trained", "averaged", "packed", "quantization_loss", "holdout")
+    stages = ("trained", "averaged", "packed", "quantization_loss")
     return {
         "label": label,
         "seeds": {str(row["seed"]): row["bits_per_byte"] for row in group},

@@ -21,6 +21,7 @@ from caddie.report.tables import duration, number
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
+HOLDOUT = "Bits per byte of text that no run of the study has seen. Verdicts are by seed."
 MINUS = "\N{MINUS SIGN}"
 _COLUMNS = (
     *("study", "label", "kind", "seed", "state", "error"),
@@ -75,7 +76,6 @@ def page(facts: Mapping[str, Any]) -> str:
         space=sizes(board),
         sweep=sweep_lines(facts["swept"]) if facts["swept"] else None,
         frontier=sorted((one for one in board if one["frontier"]), key=lambda one: one["artifact_bytes"]),
-        held_out=[one for one in board if one["holdout"] is not None],
     )
 
 
@@ -91,6 +91,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "plot": forest(facts["verdicts"], facts["study"]["margin"]),
         "claimed": any(one["claim"] for one in facts["verdicts"]),
         "open_rows": OPEN_ROWS,
+        "holdout_words": HOLDOUT,
         **{one.__name__: one for one in (signed, bits, whole, more, word_chance, duration, money, flaw)},
         **{one.__name__: one for one in (order_words, step_words, sweep_words)},
     }
@@ -148,6 +149,8 @@ def markdown(facts: Mapping[str, Any]) -> str:
         parts += ["## Verdicts", _verdicts_table(facts["verdicts"], study["label"])]
     if facts["board"]:
         parts += ["## Leaderboard", _board_table(facts["board"], study["step_times"])]
+    if facts["holdout"]:
+        parts += ["## Holdout", HOLDOUT, _holdout_table(facts["holdout"], study["label"])]
     if order := facts["public_order"]:
         names = ["from", "to", "public", "here", "order"]
         rows = [
@@ -239,7 +242,6 @@ def step_words(one: Mapping[str, Any]) -> str:
 def _board_table(board: Sequence[Mapping[str, Any]], step_times: Mapping[str, Mapping[str, Any]]) -> str:
     names = ["", "label", "bits per byte", "deviation", "trained", "quantization gap", "bytes", "parameters"]
     names.append("steps (each at full size)" if step_times else "steps")
-    held = any(one["holdout"] is not None for one in board)
     rows = [
         [
             place,
@@ -248,11 +250,25 @@ def _board_table(board: Sequence[Mapping[str, Any]], step_times: Mapping[str, Ma
             *(whole(one[name]) for name in ("artifact_bytes", "parameters")),
             whole(one["steps"]) + (f" ({step_words(step_times[one['label']])})" if step_times else ""),
             whole(one["tokens_per_second"]),
-            *([bits(one["holdout"])] if held else []),
         ]
         for place, one in enumerate(board, 1)
     ]
-    return markdown_table([*names, "tokens/s", *(["held back"] if held else [])], rows)
+    return markdown_table([*names, "tokens/s"], rows)
+
+
+def _holdout_table(holdout: Sequence[Mapping[str, Any]], base: str) -> str:
+    rows = [
+        [
+            one["label"] + (f" (against {one['against']})" if one["against"] not in (None, base) else ""),
+            len(one["seeds"]),
+            bits(one["mean"]),
+            signed(one["difference"]),
+            " to ".join(map(signed, one["interval"] or ())) or "-",
+            *([word_chance(one), one["word"]] if one["word"] else ["-", "-"]),
+        ]
+        for one in holdout
+    ]
+    return markdown_table(["label", "seeds", "mean", "difference", "95 % interval", "q", "verdict"], rows)
 
 
 def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

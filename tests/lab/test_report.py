@@ -964,3 +964,28 @@ def test_a_seed_twice_and_an_unfinished_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the folders"):
         write_runs_report([], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_entries_are_judged_on_the_holdout_text_too() -> None:
+    rows = by_hand(base=[1.0, 1.1, 1.2], a=[0.9, 1.0, 1.1], b=[1.0, 1.1, 1.2], unscored=[1.0, 1.1, 1.2])
+    scores = {"base": (2.0, 2.1, 2.2), "a": (1.9, 2.001, 2.099), "b": (2.02, 2.119, 2.221)}
+    for row in rows:
+        if own := scores.get(row["label"]):
+            text = "y" if (row["label"], row["seed"]) == ("b", 3) else "x"
+            row |= {"holdout": own[row["seed"] - 1], "holdout_documents": text}
+    study = plan("a", "b", "unscored")
+    a, base, b = findings(study, rows)["holdout"]
+    assert [one["label"] for one in (a, base, b)] == ["a", "base", "b"]
+    assert (a["word"], a["seeds"]) == ("better", [1, 2, 3])
+    assert a["difference"] == pytest.approx(-0.1)
+    assert a["interval"][0] < -0.1 < a["interval"][1] < -0.09
+    assert a["p"] == a["q"] < 0.001
+    assert base["mean"] == pytest.approx(2.1)
+    assert base["word"] is base["difference"] is b["word"] is None, "b was scored on other text"
+    told = markdown(findings(study, rows))
+    assert "| a | 3 | 2.0000 | −0.1000 | −0.1025 to −0.0975 | < 0.001 | better |" in told.replace("&lt;", "<")
+    assert "| b | 3 | 2.1200 | - | - | - | - |" in told
+    page = read(study, rows)
+    assert page.under("Holdout")[-1] == "-"
+    assert "−0.1025 to −0.0975" in page.under("Holdout")
+    assert "## Holdout" not in markdown(findings(study, by_hand(base=[1.0], a=[0.9])))
