@@ -172,6 +172,8 @@ class _Driving:
     rows: list[Row] = field(default_factory=list)
     told_busy: bool = False
     began: float = field(default_factory=time.time)
+    ends: float = 0.0
+    """Time at which the last run is expected to end; 0 while that is not known."""
     logs: dict[Path, Log] = field(default_factory=dict)
 
     def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
@@ -224,6 +226,7 @@ class _Driving:
         doing = "packing and scoring" if log.ended else f"{share:.0%} trained, {loss_line(log.last)}"
         text = f"{len(self.over)} of {self.total} runs  {run.label}, seed {run.seed}: {doing}"
         text += f"; {len(logs) - 1} more at work" if len(logs) > 1 else ""
+        text += f"  {duration(left)} left" if (left := self.ends - time.time()) > 0 else ""
         done = (len(self.over) + sum(parts)) / self.total
         self.progress.step({"event": "running", "progress": min(done, 1.0), "text": text})
 
@@ -241,6 +244,7 @@ class _Driving:
         self.rows = keep(self.study, self.planned, self.results)
         done = sum(run.over for run in self.planned)
         left = seconds_left(self.rows, self.total - done, self.workers)
+        self.ends = time.time() + left if left else 0.0
         results, failed = str(self.results.resolve()), sum(row["state"] == "failed" for row in self.rows)
         StudyState(self.study.name, results, done, failed, self.total, left, self.driver).write(self.runs)
         text += f"  {duration(left)} left" if left else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -161,6 +162,8 @@ def test_what_runs_do_is_shown_and_a_row_is_kept_as_soon_as_its_run_ends(text: s
         ("running", "0 of 3 runs  base, seed 1: 25% trained, loss 2.0000", 0),
         ("runs", shown[2][1], 1),
     ]
+    later = next(text for event, text, _ in shown[2:] if event == "running")
+    assert re.fullmatch(r"2 of 3 runs  low rate, seed 1: 25% trained, loss 2\.0000  \d.* left", later)
     assert shown[2][1].startswith("base, seed 1  1.")
     assert [event["progress"] for event in progress.events if event["event"] == "running"] == pytest.approx(
         [1 / 12, 3 / 4]
