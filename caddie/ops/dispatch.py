@@ -117,7 +117,7 @@ def implementation(operation: str, name: str) -> Callable[..., Any]:
     """Return the function of that name; only this imports Triton's modules."""
     if name != "Triton":
         return _functions[operation, name]
-    if not _kernels:
+    if (operation, name) not in _kernels:
         module = importlib.import_module(f"caddie.ops.{IMPLEMENTATIONS[operation][name]}")
         _kernels[operation, name] = getattr(module, operation)
     return _kernels[operation, name]

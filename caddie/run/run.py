@@ -162,7 +162,7 @@ def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
 def score_packed(
     folder: Path, corpus: Corpus, text: Text, ranks: Ranks, progress: Progress, new_process: bool
 ) -> tuple[Artifact, dict[str, Any]]:
-    """Read the file of a run folder; return it with its score, taken in new processes or, if alone, in this one."""
+    """Load the artifact of a run folder and score it: in new processes if `new_process` or with several `ranks`."""
     artifact, documents = load_packed(folder), folder / DOCUMENTS
     parts = [file.path for file in artifact.parts]
     if new_process or ranks.world > 1:
@@ -182,12 +182,13 @@ def score_artifact(
     documents: Path | None = None,
     audit_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Score an artifact on the held-out `text` of a corpus; `bits_per_byte` is that of its own scoring.
+    """Score an artifact on the held-out `text` of a corpus.
 
-    `scoring` replaces the artifact's own, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks`
-    score together, and the first writes the bytes and bits of each document to the file `documents`, if given. A scorer
-    of whole windows is audited, for as long as its score took or for `audit_seconds`: `CheckFailed` if it uses tokens
-    before they are charged, and `audited` is False if the audit could decide too little or the scorer read the text.
+    `bits_per_byte` is that of the last kind: the user's scorer, else adaptive, sliding or plain. `scoring` replaces the
+    artifact's own, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks` score together, and the
+    first writes the bytes and bits of each document to the file `documents`, if given. A scorer of whole windows is
+    audited, for as long as its score took or for `audit_seconds`: `CheckFailed` if it uses tokens before they are
+    scored, and `audited` is False if the audit could decide too little or the scorer read the text.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     predictions = len(text.tokens) - 1

@@ -80,7 +80,7 @@ def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
     A holder that does not end within `patience_seconds` was given up by whoever started this process, and the lock is
     taken from it. Without patience, a held lock is a `UserError` that names the holder.
     """
-    made = [folder, *(place for place in folder.parents if not place.exists())]
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = _acquire(folder, patience_seconds)

@@ -40,7 +40,7 @@ class GlobalSGD(Config):
     documents: Count = 2500
     """Scored documents after which the last phase takes place."""
     phases: Annotated[int, Range(1, 100)] = 3
-    """Phases, at equal numbers of documents; each trains on all documents scored before it."""
+    """Phases, at equal numbers of documents. Each trains on that many of the scored documents, the shortest."""
     chunk_tokens: Tokens = 32_768
     """Predictions of a chunk; the last chunk of a phase is left out."""
     sgd: SGD = SGD(lr=0.001, epochs=1)

@@ -242,6 +242,7 @@ class TimedRun:
             if not self.signalled and self.checkpoint.due(self.done):
                 self.save()
         self.save()
+        self.at = self.done
         self.background.wait()
         # A signal may also have come in the last step or while its end was saved.
         return int(self.trainer.ranks.maximum(float(max(received, default=0)))[0])
@@ -266,8 +267,7 @@ class TimedRun:
     def save(self) -> None:
         """Wait for all launched steps, and save a checkpoint."""
         self.read_losses(0)
-        self.at = self.done
-        self.checkpoint.save(self.at, self.position, self.loss, self.cpu_share)
+        self.checkpoint.save(self.done, self.position, self.loss, self.cpu_share)
 
     def read_losses(self, pending: int) -> None:
         """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""

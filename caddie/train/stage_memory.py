@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import psutil
 import torch
 
 from caddie.model import GPT, Linear, Model
 from caddie.model.flops import flops_per_token
-from caddie.pack.calibrate import SelfGenerated, as_matrix
+from caddie.pack.calibrate import CalibrationText, SelfGenerated, TrainingText, as_matrix
 from caddie.pack.compress import Pack
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import GIB, free_bytes
-from caddie.score import DocumentLoRA, Scoring
+from caddie.score import ChunkSGD, DocumentLoRA, Scoring
 from caddie.score.score import CACHED_TOKENS
 from caddie.score.ttt_lora import adapter_places
 from caddie.train.memory import refuse_together
@@ -111,12 +111,15 @@ def _advice(stage: Stage, processes: int, gpt: GPT, pack: Pack, scoring: Scoring
 def _smaller_packings(pack: Pack, scoring: Scoring) -> Iterator[dict[str, Any]]:
     """Yield diffs of packing that take less memory, those that change least first."""
     batches = list[dict[str, Any]]()
-    if pack.calibrated:
-        name = "batch" if isinstance(pack.calibration, SelfGenerated) else "batch_tokens"
-        least, value = 1 if name == "batch" else scoring.sequence_length, int(getattr(pack.calibration, name))
-        while value > least:
-            value = max(least, value // 2)
-            batches.append({f"calibration.{name}": value})
+    name, value, least = "", 0, 0
+    match pack.calibration if pack.calibrated else None:
+        case SelfGenerated(batch=value):
+            name, least = "batch", 1
+        case TrainingText(batch_tokens=value):
+            name, least = "batch_tokens", scoring.sequence_length
+    while value > least:
+        value = max(least, value // 2)
+        batches.append({f"calibration.{name}": value})
     yield from batches
     if pack.fit is not None:
         yield from ({"fit": None}, *({**one, "fit": None} for one in batches[-1:]))
@@ -140,9 +143,7 @@ def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int,
         used.add("embedding.weight")
         sizes = {name: _FLOAT * width**2 * (2 if name in used else 1) for name, (_, width) in shapes.items()}
         hessians = sum(sizes.values())
-        text = cast(Any, pack.calibration)
-        rows = getattr(text, "batch", 0) or max(1, text.batch_tokens // scoring.sequence_length)
-        tokens = rows * scoring.sequence_length
+        tokens = _calibration_tokens(pack.calibration, scoring.sequence_length)
         # The sums stand beside the calibrations that are made of them.
         calibrating = hessians + _FLOAT * weights + tokens * _token(gpt, scoring, _KEPT_BYTES, _LOGITS)
         hessians += 4 * max(sizes.values())  # the inverse of the largest, and its factors
@@ -150,6 +151,16 @@ def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int,
     coders = torch.get_num_threads() if torch.get_num_threads() > 1 and weights >= 1 << 22 else 0
     packing = round(candidates * _CANDIDATE_BYTES * weights) + coders * _CODER_BYTES
     return held + hessians + calibrating, held + hessians + packing
+
+
+def _calibration_tokens(text: CalibrationText, length: int) -> int:
+    """Return the tokens of a batch of calibration: one row for a user's class, of which no more is known."""
+    match text:
+        case SelfGenerated(batch=rows):
+            return rows * length
+        case TrainingText(batch_tokens=tokens):
+            return max(1, tokens // length) * length
+    return length
 
 
 def _scoring(gpt: GPT, model: Model, scoring: Scoring, predictions: int) -> int:
@@ -163,9 +174,8 @@ def _scoring(gpt: GPT, model: Model, scoring: Scoring, predictions: int) -> int:
         places = [place for name in ttt.targets for place in adapter_places(name, model)]
         numbers = ttt.documents * ttt.rank * sum((place.inputs + place.outputs) * place.runs for place in places)
         found += _FLOAT * (weights + 6 * numbers) + ttt.documents * length * _token(gpt, scoring, _KEPT_BYTES, 3)
-    elif ttt is not None:
-        part = cast(Any, ttt).sgd.rows * length
-        found += 4 * _FLOAT * weights + part * _token(gpt, scoring, _KEPT_BYTES, 3)
+    elif isinstance(ttt, ChunkSGD):
+        found += 4 * _FLOAT * weights + ttt.sgd.rows * length * _token(gpt, scoring, _KEPT_BYTES, 3)
     if scoring.tilt is not None:
         found += _CONTEXT_BYTES * predictions
     return found + 16 * predictions

@@ -107,6 +107,9 @@ def test_a_folder_that_is_held_and_released_is_as_before(tmp_path: Path) -> None
         assert holder(tmp_path / "new") is not None
     assert not (tmp_path / "new").exists(), "nothing was written there"
     (tmp_path / "run").mkdir()
+    with locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run").is_dir(), "the user made it"
     (tmp_path / "run" / LOCK).write_text("[" * 100_000)
     assert holder(tmp_path / "run") is None
     with locked(tmp_path / "run"):

@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,25 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def in_time(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return go(tmp_path_factory.mktemp("in time"), GROWS)
+
+
+@pytest.mark.usefixtures("late")
+def test_the_average_sees_the_end_where_a_checkpoint_takes_the_clock_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An average may mix in the last weights at progress 1, so a run does not end before it was told of that."""
+    seen: list[float] = []
+    watch, clock = Trainer.watch, count()
+
+    def watched(self: Trainer, at: TrainProgress, lr_scale: float) -> None:
+        seen.append(at.progress)
+        watch(self, at, lr_scale)
+
+    monkeypatch.setattr(Trainer, "watch", watched)
+    monkeypatch.setattr("caddie.train.loop.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    trained = go(tmp_path, STEPS.but(steps=None, seconds=5.0, checkpoint_seconds=0.5, warmup_steps=0))
+    assert seen[1:] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "after a step of the warm-up"
+    assert trained.steps == 6
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import GIB
 from caddie.score import DocumentLoRA, Scoring
 from caddie.score.ngram_tilt import NGramTilt
+from caddie.score.ttt_sgd import TestTimeTraining
 from caddie.train import stage_memory
 from caddie.train.stage_memory import check_stages, estimate_stages
 
@@ -63,6 +64,22 @@ def test_what_will_not_fit_is_refused_before_training(tmp_path: Path, monkeypatc
     assert not (tmp_path / "run" / "log.jsonl").exists()
     monkeypatch.setattr(stage_memory, "free_bytes", lambda device, processes=1: 1 << 50)
     check_stages(SMALL, Pack(), large, 0, Ranks())
+
+
+def test_classes_of_a_user_are_estimated_as_a_row_and_a_forward() -> None:
+    """Of their settings nothing is known."""
+
+    class OwnText(CalibrationText):
+        def batches(self, *given: Any, **named: Any) -> Iterator[torch.Tensor]:
+            raise NotImplementedError
+
+    class OwnTraining(TestTimeTraining):
+        def build(self, *given: Any) -> Any:
+            raise NotImplementedError
+
+    own = estimate_stages(SMALL, Pack(calibration=OwnText()), SCORING.but(ttt=OwnTraining()))
+    row = estimate_stages(SMALL, Pack(calibration=SelfGenerated(batch=1)), SCORING)
+    assert (own.calibrating, own.packing, own.scoring) == (row.calibrating, row.packing, row.scoring)
 
 
 class Machine:
