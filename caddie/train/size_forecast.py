@@ -45,7 +45,7 @@ _TABLE_BITS, _MATRIX_BITS = 0.1, 0.3
 """Bits a weight saved because later columns take up the errors of those before: 0.03 to 0.18 in tables and 0.2 to 0.5
 in most matrices of these models."""
 _STEP_BITS = 4.0  # bits that the step of a row or column of `Waterfilling` takes in the file, about
-_SURELY = 1.02  # a file is said to be too big from this part of the cap on
+_SURELY, _PERHAPS = 1.02, 0.99  # parts of the cap from which on a file is said to be too big, or to be so perhaps
 _PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # deviations of Gaussian weights
 _OCTAVES = np.arange(_LEAST_OCTAVE * _PER_OCTAVE, _MOST_OCTAVE * _PER_OCTAVE + 1) / _PER_OCTAVE
 _FEW_STEPS, _MANY_STEPS = -8, 4  # octaves of a deviation in steps beyond which nothing need be integrated
@@ -154,18 +154,22 @@ class Forecaster:
         self._observing += time.perf_counter() - began
 
     def events(self, weights: Mapping[str, Tensor], moment: TrainProgress, anew: bool = False) -> list[dict[str, Any]]:
-        """Return a `forecast` event, and a note the first time that the file would be too big."""
+        """Return a `forecast` event, and a note the first time that the file would be too big, perhaps or surely."""
         found = self.forecast(weights, moment.seconds, anew)
-        cap = self.config.cap_bytes
+        fit, cap = self.config.fit, self.config.cap_bytes
         event = {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.gap_nats}
-        if self._warned or found.file_bytes <= _SURELY * cap:
+        if self._warned or found.file_bytes <= (_PERHAPS if fit is None else _SURELY) * cap:
             return [event]
         self._warned = True
         way = "a smaller model or a larger pack.cap_bytes"
-        if not isinstance(self.config.fit, FillCap):
-            way = f"pack.quantizers of fewer bits, Waterfilling with pack.fit=FillCap, or {way}"
-        over = f"the artifact would be over the cap by about {found.file_bytes - cap:,} bytes"
-        return [event, {"event": "note", "text": f"{over}; set {way}"}]
+        if not isinstance(fit, FillCap):
+            stepped = any(quantizer.coarser(2.0) != quantizer for quantizer in self.quantizers.values())
+            finer = "pack.quantizers of fewer bits, Waterfilling with pack.fit=FillCap"
+            way = f"{'pack.fit=FillCap' if stepped else finer}, or {way}"
+        over = found.file_bytes - cap
+        size = f"{'over the cap by ' if over > 0 else ''}about {abs(over):,} bytes"
+        size += "" if over > 0 else " under the cap, perhaps over it"
+        return [event, {"event": "note", "text": f"the artifact would be {size}; set {way}"}]
 
     @torch.no_grad()
     def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Forecast:

@@ -20,12 +20,12 @@ from caddie.pack.codecs import Brotli, Zlib
 from caddie.pack.coding import ArrayCodec, Packed
 from caddie.pack.compress import Correction, Dequantizers, Pack, compress
 from caddie.pack.container import Section
-from caddie.pack.fit import FillCap
+from caddie.pack.fit import FillCap, Fit
 from caddie.pack.quantize import Float16, Gptq, Quantizer, Rows, SigmaClip, Ternary, Waterfilling
 from caddie.report.display import Display
 from caddie.train.loop import Trained, train
 from caddie.train.settings import Train
-from caddie.train.size_forecast import Forecaster, _entropy_bytes, _gaussian
+from caddie.train.size_forecast import Forecast, Forecaster, _entropy_bytes, _gaussian
 from caddie.train.trainer import Trainer
 
 SMALL = GPT(
@@ -38,6 +38,9 @@ TINY = SMALL.but({"vocabulary": 64, "width": 32, "depth": 2, "embedding.bigrams"
 STEPS = Train(steps=10, batch_tokens=256, micro_batches=2, sequence_length=32, warmup_steps=2)
 SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
 DATA = TrainingData(SHARDS, 1)
+
+
+STEPPED = Gptq(of=Rows(bits=6, scale=SigmaClip()))
 
 
 def file_bytes(readers: Dequantizers, sections: list[Section]) -> int:
@@ -237,6 +240,37 @@ def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
     without, nothing = go(tmp_path / "b", None)
     assert not nothing
     assert all(torch.equal(without.last[name], trained.last[name]) for name in without.last)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "fit", "share", "said"),
+    [
+        (STEPPED, None, 1.001, "about 20 bytes under the cap, perhaps over it; set pack.fit=FillCap, or a"),
+        (STEPPED, None, 0.9, "the artifact would be over the cap by about 2,0"),
+        (
+            Rows(),
+            None,
+            0.9,
+            "set pack.quantizers of fewer bits, Waterfilling with pack.fit=FillCap, or a smaller model",
+        ),
+        (STEPPED, None, 1.1, ""),
+        (STEPPED, FillCap(), 1.001, ""),
+    ],
+)
+def test_a_file_that_nothing_makes_fit_is_named_before_it_is_over_the_cap(
+    quantizer: Quantizer, fit: Fit | None, share: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 20_000
+    forecaster = Forecaster(TINY, config(quantizer, Packed(), fit=fit, cap_bytes=round(size * share)), file_bytes)
+    monkeypatch.setattr(forecaster, "forecast", lambda *given: Forecast(size, 0.0))
+    notes = [
+        event["text"]
+        for _ in range(2)
+        for event in forecaster.events({}, TrainProgress(0, 0.0, Budget(steps=1)))
+        if event["event"] == "note"
+    ]
+    assert len(notes) == bool(said)
+    assert said in "".join(notes)
 
 
 def test_off_a_terminal_three_lines_are_enough() -> None:
