@@ -34,6 +34,8 @@ RECIPES = (
     "longer_warmdown_mini",
 )
 """The demo, a twin of each public system, and the best record's."""
+CODING = {"longer_warmdown_mini": "coding=Packed(shuffle=true)"}
+"""Codings of recipes that have another one since."""
 NAMED_BY_SETTINGS = ("recipe", "recipe_sha256", "caddie")
 """Entries of a manifest that change with the name of a recipe, of a setting, or with the version."""
 
@@ -51,7 +53,8 @@ def packed(tree: Path, recipe: str, steps: int, folder: Path) -> dict[str, bytes
     error = caddie("train", recipe, "train.seconds=none", f"train.steps={steps}", "--out", "run", "--quiet")
     if not error:
         settings = "pack" if (tree / "caddie" / "pack").is_dir() else "compress"  # its name since and before 0.2
-        error = caddie("pack", "run", f"{settings}.fit=none", "--out", "artifact", "--quiet")
+        packing = [f"{settings}.{one}" for one in ("fit=none", CODING.get(recipe)) if one]
+        error = caddie("pack", "run", *packing, "--out", "artifact", "--quiet")
     if error and "over the cap" not in error:
         raise SystemExit(f"{tree}: {recipe}: {error}")
     weights = (folder / "run" / "weights.safetensors").read_bytes()
