@@ -54,5 +54,6 @@ def simple(word: str) -> str:
 
 
 def lookup(word: str) -> list[Term]:
-    """Return the terms that have this word among their names."""
-    return [term for term in terms() if simple(word) in map(simple, term.names)]
+    """Return the terms that have this word among their names, in singular or plural."""
+    wanted = simple(word).removesuffix("s")
+    return [term for term in terms() if any(simple(name).removesuffix("s") == wanted for name in term.names)]

@@ -79,6 +79,11 @@ class Entry:
         """Name of the setting without its class."""
         return self.name.rpartition(".")[2]
 
+    def mentions(self, word: str) -> bool:
+        """Return True if a word of its texts begins with `word`, of three letters or more."""
+        texts = " ".join((self.what, self.why, self.source, self.elsewhere))
+        return len(word) > 2 and re.search(rf"(?<!\w){re.escape(word)}", texts, re.IGNORECASE) is not None
+
 
 @dataclass(frozen=True)
 class Setting(Entry):
@@ -162,10 +167,13 @@ def find(word: str) -> list[Socket]:
             raise UserError(f"{word} is a recipe, not a technique; `caddie diff {word}` lists what it changes")
         names = [*shipped(), *(name for socket in known for name in (socket.name, *socket.paths))]
         names += [name for term in terms() for name in term.names]
+        entries = [one for socket in known for variant in socket.variants for one in (variant, *variant.settings)]
+        names += [entry.last for entry in entries]
         for socket in known:
-            for variant in socket.variants:
-                names += [entry.last for entry in (variant, *variant.settings)]
-                names += [f"{path}.{setting.last}" for path in socket.paths for setting in variant.settings]
+            settings = [setting.last for variant in socket.variants for setting in variant.settings]
+            names += [f"{path}.{setting}" for path in socket.paths for setting in settings]
+        if near := ", ".join(list(dict.fromkeys(one.name for one in entries if one.mentions(word)))[:3]):
+            raise UserError(f"no technique is called {word}, but the word is in the text of {near}")
         raise UserError(f"no technique {word or 'named'}{suggest(word, names, most=3)}; `caddie techniques` lists them")
     return found
 

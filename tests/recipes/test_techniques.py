@@ -276,6 +276,20 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
         assert ended.err.count("\n") == 1
 
 
+def test_a_word_of_the_texts_alone_leads_to_what_they_explain(caddie: Call) -> None:
+    ended = caddie("techniques", "Kendall")
+    assert ended.err.startswith("caddie: no technique Kendall"), "in no text"
+    ended = caddie("techniques", "MultiPhaseGlobalSGD")
+    expected = "caddie: no technique is called MultiPhaseGlobalSGD, but the word is in the text of GlobalSGD"
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.rstrip().startswith(expected)
+
+
+def test_a_word_is_found_in_singular_and_plural() -> None:
+    for one, more in (("parallel residual", "parallel residuals"), ("tied embedding", "tied embeddings")):
+        assert find(one) == find(more)
+
+
 @pytest.mark.parametrize(
     "path", ["data.validation_fraction", "model.depth", "train.seconds", "pack.cap_bytes", "score.stride"]
 )
