@@ -53,7 +53,7 @@ class RoutedStreams(ParallelStreams):
     techniques = known(
         "Attention and MLP stop writing over each other; learned routes cross.",
         "openai/parameter-golf #1204, #1529, #1855 (layers 8 to 10)",
-        "-0.0022 (#1204, one seed); forbidding the MLP to write to lane 0 was slightly worse",
+        "-0.0022 (#1204, one seed); forbidding the MLP to write to stream 0 was slightly worse",
     )
 
     gain: Positive = 1.1

@@ -99,8 +99,8 @@ def calibrate(
     """Return the calibration of each parameter by name, measured on `batches` of ids (rows, length).
 
     Vectors have `rows` alone. R and C come from the gradients of each batch, which include the effect of one position
-    on others; rows are scaled to count alike before C is taken. R and C together keep the sum of squares, so that noise
-    that is the same everywhere costs what it should.
+    on others. Rows are scaled to equal weight before C is computed. R and C keep the sum of squares, so that noise that
+    is equal everywhere has the right cost.
 
     The model runs in float32 in its last stage, as it is packed; `bos` begins a document. Each of the `ranks` brings as
     many batches of its own, and all get the result of all batches. The model is left as it is.

@@ -160,7 +160,7 @@ def installed_bytes(library: str) -> int | None:
 
 
 def describe_source(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the source facts of `result.json`: hashes, bytes to score and beyond that to train, modules, libraries.
+    """Return the source facts of `result.json`: hashes, code bytes to score, further ones to train, modules, libraries.
 
     `needed_bytes` and `training_bytes` add up to the bytes of `script` for the recipe, given as JSON values.
     """

@@ -92,9 +92,9 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
     """Return the settings of `model` and `train` that differ from the base and do nothing.
 
     Without `base`, a recipe with the name of a shipped one is compared with that one, which leaves the changes of a
-    command line; any other recipe with its own base if that is shipped, else with the defaults. A setting counts as
-    alive if it cannot be reverted alone, because others need it, or if it removes something (none, false, absent) and
-    would act on the base, though another change hides it here.
+    command line; any other recipe with its own base if that is shipped, else with the defaults. Two kinds count as
+    alive: a setting that cannot be reverted alone, because others need it, and one that removes something (none, false,
+    absent) which acts in the base but is hidden here by another change.
     """
     base = (base or _origin(recipe)).but({"train.seconds": recipe.train.seconds, "train.steps": recipe.train.steps})
     if not (changes := list(_changes(base, recipe))):

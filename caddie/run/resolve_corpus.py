@@ -1,4 +1,4 @@
-"""Which corpus is meant: by a recipe and a text, by an artifact to be scored, by `caddie data`."""
+"""Find the corpus of a recipe and a text, of an artifact to score, or of `caddie data`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def open_corpus(
                 f"the tokenizer of {corpus.folder} has {vocabulary:,} ids; set model.vocabulary={vocabulary}"
             )
         if isinstance(data.tokenizer, CaseOps) != ((kind := corpus.tokenizer().kind) == "caseops"):
-            progress.note(f"the recipe's tokenizer is {type(data.tokenizer).__name__}, and that of the corpus {kind}")
+            progress.note(
+                f"the recipe has the tokenizer {type(data.tokenizer).__name__}, but the corpus was made with {kind}"
+            )
         corpus.train_shards()
         corpus.check_shards("train")
         corpus.check_shards("validation")
@@ -109,10 +111,10 @@ def _corpus_folder(source: str | Path | None, settings: list[object]) -> Path:
 def open_for_scoring(
     artifact: Artifact, source: str | Path | None, progress: Progress = SILENT, ranks: Ranks = Ranks()
 ) -> Corpus:
-    """The corpus to score an artifact on: one that is proven to hold no document that the artifact was trained on.
+    """Return the corpus to score an artifact on, which is proven to hold none of its training documents.
 
-    A text is split again as it was for training; unless that gives the very same training documents, nothing is proven
-    and it is refused. Of several processes the first prepares it and the others wait.
+    A text is split again as for training, and refused unless that gives the same training documents. Of several
+    processes the first prepares it and the others wait.
     """
     with ranks.turn():
         tokenizer, manifest = artifact.tokenizer, artifact.manifest
@@ -139,8 +141,8 @@ def open_for_scoring(
             own = pick(read_json(artifact.path.parent / RECIPE), "corpus")
             named = f"score on the run's own, --data {shlex.quote(own)}, or " if isinstance(own, str) else ""
             raise UserError(
-                f"the artifact may have been trained on this text; {named}prove that it was not, with a corpus of: "
-                f"caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
+                f"the artifact may have been trained on this text; {named}make a corpus without its "
+                f"training documents: caddie data TEXT --tokenizer {artifact.path} --against TRAINING_CORPUS --out DIR"
             )
         corpus.check_disjoint()
         corpus.check_shards("validation")

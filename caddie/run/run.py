@@ -62,7 +62,7 @@ def run(
     a study adds to the result of its run. Such a run, if it is one process, scores its artifact in this process instead
     of new ones, which gives the same number and costs short runs less.
 
-    Raises `UserError` before training for all that can be known before. Finished stages stay in the folder.
+    Raises `UserError` before training for every mistake that can be found by then. Finished stages stay in the folder.
     """
     check_arguments(recipe, source, seed, ranks.world if ranks else 1)
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))

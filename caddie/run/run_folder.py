@@ -84,9 +84,9 @@ class Pruned(Exception):
 def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None]:
     """Write why the block failed to `error.json` in a run folder; the `first` process removes it when it begins.
 
-    The first reason stays: later failures of other processes may follow from it. An interrupted run has not failed. Nor
-    has a process that lost another: the lost one gives the reason, or is started again. A mistake of the user's that is
-    found before the run has written anything leaves the folder as it was.
+    The first reason stays, since failures of other processes may follow from it. Nothing is written for an interrupted
+    run, or by a process that lost another: the lost one gives the reason, or is started again. A user's mistake that is
+    found before anything was written leaves the folder as it was.
     """
     before, earlier = _state(folder), (folder / ERROR).read_bytes() if (folder / ERROR).is_file() else None
     if first:
@@ -112,7 +112,7 @@ def hold_folder(folder: Path, ranks: Ranks, progress: Progress | None, *, alone:
     """Hold a run folder during its run: refuse a foreign or a finished one, lock it, and record why the block failed.
 
     Yields the clock of the phases, which shows them on standard error of each machine unless `progress` is given. A run
-    that is not `alone` is one of a study, which keeps files of its own in the folder before and holds its lock.
+    of a study is not `alone`: it is neither checked nor locked here, as the study has done both.
     """
     with Display() if progress is None and ranks.first_here else nullcontext(progress) as shown:
         phases = Phases(shown if shown is not None and ranks.first_here else SILENT)

@@ -24,7 +24,7 @@ class Frozen(Scorer):
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the windows of all stretches in order, the stretches side by side."""
-        apart = self._length // self._stride + 1  # of one stretch, so far apart are windows without a common token
+        apart = self._length // self._stride + 1  # two windows of a stretch that are this far apart share no token
         per_stretch = [windows(begin, end, self._length, self._stride) for begin, end in layout.edges]
         if len(per_stretch) == 1:
             while batch := list(islice(per_stretch[0], rows * apart)):

@@ -147,8 +147,8 @@ class Scorer(ABC):
     stateless = False
     """True if logits depend on the inputs only, so that several batches may run at once."""
     fixed_between_updates = False
-    """True if logits depend on a row's inputs and on past updates alone, so that a step may have several windows of a
-    stretch, which read targets of one another. A scorer that remembers its inputs would have seen these."""
+    """True if logits depend on a row's inputs and on past updates alone. Then a step may have several windows of one
+    stretch, although they contain each other's targets."""
     together = 0
     """Size of the groups of neighbouring slots, whose batches hold no other slots; 0 if any slots may share a batch."""
 

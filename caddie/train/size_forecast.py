@@ -30,11 +30,11 @@ Floats = npt.NDArray[np.float64]
 
 _TIMES = 20  # forecasts over the budget, where they are quick enough
 _FORECAST_SHARE, _CODING_SHARE, _OBSERVE_SHARE = 0.002, 0.001, 0.001
-"""Parts of the time so far that forecasts, coding for them, and looks at gradients may have taken."""
+"""Largest parts of the time so far for forecasts, for coding in them, and for reading gradients."""
 _SAMPLE = 1 << 18
 """Weights to sample from a group of tensors of one shape and quantizer. The sampled rows are coded together and are
 about as many as one tensor has, because a coder adapts as it codes."""
-_GLANCE = 1 << 13  # elements of an array that are coded on the clock
+_PREFIX = 1 << 13  # first elements of an array that are coded on the clock
 _LEAST_ROWS = 8
 _LEAST_ENTROPY = 1 / 16  # of an array's bytes: below that, its coded size depends on other things than entropy
 _MEMORY = 0.25  # part of the run so far that squared gradients are averaged over: the early ones are much larger
@@ -56,7 +56,7 @@ class _Ratios:
     """Bytes of coded arrays over their entropy, by array."""
 
     whole: dict[str, float]
-    glance: dict[str, float]
+    prefix: dict[str, float]
     """The same for the first elements of the arrays alone."""
     seconds: float
     """Seconds that coding the first elements took."""
@@ -272,14 +272,14 @@ class _Estimates(Candidates):
         known = self.of.ratios.get(group)
         if known is None or self.of.renewed == group:
             began = time.perf_counter()
-            glance = self._coded(quantized, _GLANCE)
+            prefix = self._coded(quantized, _PREFIX)
             seconds = time.perf_counter() - began
             if known is None:
                 whole = self._coded(quantized)
             else:  # few elements take more than their share, whenever one looks at them
-                whole = {key: known.whole[key] * glance[key] / known.glance[key] for key in glance}
+                whole = {key: known.whole[key] * prefix[key] / known.prefix[key] for key in prefix}
             self.of.ratios.pop(group, None)
-            self.of.ratios[group] = known = _Ratios(whole, glance, seconds)
+            self.of.ratios[group] = known = _Ratios(whole, prefix, seconds)
             self.of.renewed = None
             self.coding_seconds += time.perf_counter() - began
         return known.whole

@@ -31,8 +31,8 @@ gradient of what comes before it until it has moved. A run with fewer warm-up st
 def warmup_steps(train: Train, shapes: int) -> int:
     """Return the steps that the warm-up makes in each of the run's `shapes`, as far as time allows.
 
-    With a budget of steps they are no more than a tenth of them, but one for each shape, which else would be compiled
-    on the clock.
+    With a budget of steps they are at most a tenth of it, but one for each shape, so that nothing is compiled on the
+    clock.
     """
     if train.steps is None:
         return train.warmup_steps
@@ -44,8 +44,8 @@ def warm_up(trainer: Trainer, rows: tuple[int, int], progress: Progress = SILENT
 
     Return the execution chosen and the number of steps. `rows` is the shape of micro-batches. With a budget of steps
     alone, no choice that changes a bit depends on the clock, so such a run repeats. Raises `UserError` for a parameter
-    that no gradient reaches in any shape or that never moves. Where the first steps did not show it, up to nine more
-    look. Each step is reported to `progress`.
+    that no gradient reaches in any shape or that never moves, after up to nine more steps. Each step is reported to
+    `progress`.
     """
     warming = _WarmUp(trainer, rows, progress)
     return warming.run(), warming.steps

@@ -49,7 +49,7 @@ def score_audited(
     """Return the scores of an artifact with that of the user's scorer `name`, and what its audit found.
 
     The audit takes about as long as the scorer did, or as many seconds as given. `CheckFailed` if it finds that tokens
-    are used too early. A scorer that is shown charged tokens alone is not audited.
+    are used too early. A scorer that is shown scored tokens alone is not audited.
     """
     predictions = len(text.tokens) - 1
     losses = {kind: np.zeros(predictions) for kind in ("plain", "user")}
@@ -69,7 +69,7 @@ def score_audited(
         counting = CountingScorer(own)
         scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
     if isinstance(own, RemoteTokens):
-        return scores, Audit(isolated, f"The scorer was shown charged tokens alone. {isolation}")
+        return scores, Audit(isolated, f"The scorer was shown scored tokens alone. {isolation}")
     if not ranks.first:
         return scores, Audit(True, "")
     progress.phase("audit")
@@ -119,5 +119,5 @@ def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: 
         return ""
     passed, evidence = found
     if not passed:
-        raise CheckFailed(f"{name}: {evidence}; it uses tokens before they are charged")
+        raise CheckFailed(f"{name}: {evidence}; it uses tokens before they are scored")
     return f"{evidence}."

@@ -59,8 +59,8 @@ class ScoredText:
     """Windows of the text, if it was scored in windows."""
     ends_known: bool = False
     """True if the scorer is told where documents end, even of a text that has only one."""
-    charged_alone: bool = False
-    """True if the loop sends the scorer tokens that it has charged and no others, whatever the scorer plans."""
+    scored_alone: bool = False
+    """True if the loop sends the scorer tokens that it has scored and no others, whatever the scorer plans."""
     context: Positions | None = None
     """First token that each prediction may depend on besides what was learnt in earlier steps, (N - 1,), if the scorer
     claims that windows or documents are independent; otherwise it may depend on all that was scored before it."""
@@ -156,7 +156,7 @@ class LoopScorer(BlackBoxScorer):
             fingerprint=prints,
             ends=ends,
             windows=tuple(windows),
-            charged_alone=isinstance(scorer, RemoteTokens),
+            scored_alone=isinstance(scorer, RemoteTokens),
             context=context,
         )
 

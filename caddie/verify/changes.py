@@ -1,4 +1,4 @@
-"""Changes of a text that tell whether a scorer knew a token before it was charged.
+"""Changes of a text that tell whether a scorer knew a token before it was scored.
 
 One place is a token that is replaced, alone or with tokens after it. The distribution stated for it, and all that is
 settled before it, must stay the same. Places are drawn by chance: half of them evenly, half by what the scorer gains

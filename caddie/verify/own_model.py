@@ -1,4 +1,4 @@
-"""The artifact's own model on the windows of a scorer: what it would charge, and text drawn from it."""
+"""The artifact's own model on the windows of a scorer: their losses, and text drawn from it."""
 
 from __future__ import annotations
 

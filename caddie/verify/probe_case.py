@@ -90,8 +90,8 @@ class ProbeCase:
 
     @cached_property
     def long(self) -> ProbeCase | None:
-        """The same scorer on the long text; None if there is none, or if the scorer is shown charged tokens alone."""
-        if self.long_text is None or self.base.charged_alone:
+        """The same scorer on the long text; None if there is none, or if the scorer is shown scored tokens alone."""
+        if self.long_text is None or self.base.scored_alone:
             return None
         return replace(self, tokens=self.long_text, long_text=None)
 
@@ -155,7 +155,7 @@ class ProbeCase:
             yield change, scored
             places += len(change.places)
             done = places >= self.effort.places and self.found_with(places) >= self.effort.found
-            if done or self.base.charged_alone or time.perf_counter() - begin > self.effort.seconds:
+            if done or self.base.scored_alone or time.perf_counter() - begin > self.effort.seconds:
                 return
 
     def found_with(self, places: int) -> float:

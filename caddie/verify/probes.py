@@ -122,8 +122,8 @@ def _search(case: ProbeCase) -> Found:
             what = f"settled losses and distributions changed with later tokens: {int(wrong.sum()):,}"
             return False, f"{what}, such as that of token {place + 1} after a change from token {token} on"
     settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
-    if case.base.charged_alone:
-        return True, f"{places:,} places of changes: {settled_before}; the scorer is shown charged tokens alone"
+    if case.base.scored_alone:
+        return True, f"{places:,} places of changes: {settled_before}; the scorer is shown scored tokens alone"
     power = case.found_with(places)
     more = undecided(power, time.perf_counter() - begin) if case.users else ""
     found = f"a leak of {GAIN} bits per byte in this text is found with {percent(power)}{more}"
@@ -132,7 +132,7 @@ def _search(case: ProbeCase) -> Found:
 
 def _whole_text(case: ProbeCase) -> Found | None:
     """Score a whole text again with another one from secret places on: no loss up to there may change."""
-    if case.whole is None or case.base.charged_alone:
+    if case.whole is None or case.base.scored_alone:
         return None
     begin = time.perf_counter()
     base = case.whole.scored()

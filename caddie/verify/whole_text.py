@@ -1,4 +1,4 @@
-"""Audit of a whole scoring: it is done again with another text from a secret place on, and charged for the same tokens.
+"""Audit of a whole scoring: it is done again with another text from a secret place on, and scored on the same tokens.
 
 Probe texts are short, so a scorer may wait until they are over. The audit follows the score itself, from the first
 token on and with all that the scorer remembers by then: up to the place, no loss may differ by a bit.
@@ -54,7 +54,7 @@ class WholeText:
         return self._score(self.scoring.plain.scorer(self.model, self.bos), self.tokens).nats
 
     def again(self, text: Ids, last_step: int, progress: Progress = SILENT) -> Floats:
-        """Return what a new scorer of another text would be charged for the tokens of this one, NaN after that step."""
+        """Return the losses of this text's tokens by a new scorer of another text, NaN after that step."""
         with self.open() as scorer:
             return self._score(scorer, text, progress, last_step).nats
 
@@ -64,7 +64,7 @@ class WholeText:
         counting, predictions, done = CountingScorer(scorer, last_step), len(text) - 1, 0
         found = np.full(predictions, np.nan)
 
-        def charge(batch: Sequence[Window], logits: Tensor) -> None:
+        def keep(batch: Sequence[Window], logits: Tensor) -> None:
             rows = np.stack([self.tokens[window.first + 1 : window.end + 1] for window in batch]).astype(np.int64)
             losses = nats(logits, torch.from_numpy(rows).to(logits.device)).cpu().double().numpy()
             for window, row in zip(batch, losses, strict=True):
@@ -76,7 +76,7 @@ class WholeText:
             progress.step({"event": "tokens", "done": done, "total": predictions})
 
         with suppress(StepsDone):
-            run_text(counting, self.model, text, self.bos, self.scoring, tell, on_logits=charge)
+            run_text(counting, self.model, text, self.bos, self.scoring, tell, on_logits=keep)
         return counting.scored(found)
 
 
@@ -111,7 +111,7 @@ def audit(
         if wrong.any():
             token, what = int(np.flatnonzero(wrong)[0]) + 1, f"{int(wrong.sum()):,} of {int(kept.sum()):,} losses"
             where = f"with another text from token {place:,} of {len(tokens):,} on, {what} up to there changed"
-            return False, f"{where}, such as that of token {token:,}: it uses tokens before they are charged"
+            return False, f"{where}, such as that of token {token:,}: it uses tokens before they are scored"
         passed += int(kept.sum())
         found = 1.0 - (1.0 - share) ** (number // 2 + 1)
         if (found >= _FOUND and number) or time.perf_counter() - begin > seconds:

@@ -95,7 +95,7 @@ def test_a_corpus_of_another_kind_of_tokenizer_is_told(tmp_path: Path) -> None:
     plain = find("tiny").but({"data.tokenizer": "RawBytes", "model.vocabulary": 257})
     folder = open_corpus(plain, tmp_path / "text.jsonl", folder=tmp_path / "corpus").folder
     for source, said in (
-        ("CaseOps", ["the recipe's tokenizer is CaseOps, and that of the corpus bytes"]),
+        ("CaseOps", ["the recipe has the tokenizer CaseOps, but the corpus was made with bytes"]),
         ("RawBytes", []),
     ):
         told = RecordedProgress()

@@ -454,7 +454,7 @@ def test_windows_of_one_token_do_not_spare_a_scorer_the_later_probes(artifact: A
     """It may plan longer ones later; only the loop of a `TokenScorer` shows charged tokens alone."""
     single = case(artifact, artifact.scoring.but(sequence_length=1, stride=1))
     assert max(window.end - window.start for window in single.base.windows) == 1
-    assert "charged tokens alone" not in checked(single, "no look-ahead").evidence
+    assert "scored tokens alone" not in checked(single, "no look-ahead").evidence
 
 
 def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:

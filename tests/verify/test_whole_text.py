@@ -74,7 +74,7 @@ def test_a_scorer_that_waits_is_found_by_one_more_scoring(
     monkeypatch.setattr(Waits, "AFTER", 1000)
     passed, evidence = audited(waiting(artifact, 1500), seed)
     assert not passed
-    assert "it uses tokens before they are charged" in evidence
+    assert "it uses tokens before they are scored" in evidence
 
 
 @pytest.mark.long
@@ -303,7 +303,7 @@ def test_a_score_of_a_users_scorer_is_audited(
     assert ended.status == status, ended.err
     if status:
         assert "waits.py: with another text from token" in ended.err
-        assert "it uses tokens before they are charged" in ended.err
+        assert "it uses tokens before they are scored" in ended.err
         assert not ended.out
     else:
         result = json.loads(ended.out)
@@ -364,7 +364,7 @@ def test_a_score_is_followed_by_text_drawn_from_the_model(
     ended = caddie("score", tiny_run.artifact, *data)
     assert ended.status == 1, ended.out
     assert "drawn from the model in" in ended.err
-    assert ended.err.endswith("it uses tokens before they are charged\n")
+    assert ended.err.endswith("it uses tokens before they are scored\n")
 
 
 @pytest.mark.long
@@ -377,7 +377,7 @@ def test_a_scorer_whose_memory_outlives_its_process_has_no_score(
     command = ["score", tiny_run.artifact, "--data", tiny_run.corpus, "--scorer", tmp_path / "remembers.py", "--quiet"]
     for launcher, said in (
         (sandbox._LAUNCHER, "cannot be made: AssertionError"),
-        (unfiltered, "it uses tokens before they are charged"),
+        (unfiltered, "it uses tokens before they are scored"),
     ):
         monkeypatch.setattr(sandbox, "_LAUNCHER", launcher)
         scorer_server(load(tiny_run.artifact)).close()
@@ -397,7 +397,7 @@ def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
     ended = caddie(*command)
     assert ended.status == 0, ended.err
     result = json.loads(ended.out)
-    assert result["notes"][-1].startswith("The scorer was shown charged tokens alone. The scorer ran with ")
+    assert result["notes"][-1].startswith("The scorer was shown scored tokens alone. The scorer ran with ")
     monkeypatch.setattr("caddie.verify.audited_score.runtime_paths", lambda: (str(tiny_run.text.parent),))
     readable = json.loads(caddie(*command).out)
     assert readable["bits_per_byte"] == result["bits_per_byte"]
