@@ -185,11 +185,15 @@ def draw_constants(model: nn.Module) -> None:
 
 
 def _drawn(initial: Initial, shape: torch.Size, name: str) -> Tensor:
-    digest = hashlib.sha256(name.encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
     value = torch.empty(shape)
-    initial.fill(value, generator)
+    initial.fill(value, named_generator(name))
     return value
+
+
+def named_generator(name: str) -> torch.Generator:
+    """Return a generator on the CPU whose seed is a hash of the name, the same on every machine."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def assign(rules: Mapping[str, Value], model: nn.Module, what: str) -> dict[str, Value]:

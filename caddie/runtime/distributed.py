@@ -147,6 +147,10 @@ class Ranks:
         found: list[float] = tensor.tolist()
         return found
 
+    def minimum(self, *values: float) -> list[float]:
+        """Return the minimum of each value over all processes."""
+        return [-value for value in self.maximum(*(-value for value in values))]
+
     def any(self, found: bool) -> bool:
         """Return True if something was found in one of the processes, so that all decide the same."""
         return bool(self.maximum(float(found))[0])

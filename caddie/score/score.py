@@ -193,7 +193,7 @@ def run_text(
     device, layout = next(model.parameters()).device, layout_of(tokens, bos, bool(scorer.per_document))
     # All ranks need the same batches, however many threads each has.
     sizes = rows_and_workers(scorer, scoring, device)
-    rows, workers = (-int(least) for least in ranks.maximum(*(-size for size in sizes)))
+    rows, workers = map(int, ranks.minimum(*sizes))
     vocabulary = model.config.vocabulary
     run(scorer, tokens, layout, rows, on_window, device, workers, ranks, vocabulary=vocabulary, on_logits=on_logits)
 
@@ -220,7 +220,7 @@ def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Rank
         torch.set_num_threads(threads)
         score(model, stretch, scoring.plain)
 
-    torch.set_num_threads(-int(ranks.maximum(-quickest(thread_counts(), work))[0]))
+    torch.set_num_threads(int(ranks.minimum(quickest(thread_counts(), work))[0]))
 
 
 def score_kinds(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
@@ -17,6 +16,7 @@ from torch.optim.adamw import adamw
 from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, known
 from caddie.errors import UserError
 from caddie.model import BlockModule, Cache, Linear, LowRankDelta, Model
+from caddie.model.parameters import named_generator
 from caddie.runtime.distributed import Ranks
 from caddie.score.forward import Forward
 from caddie.score.scorer import Layout, Positions, ScoredPrefix, Scorer, ScoringBatch, Step, nats
@@ -225,8 +225,7 @@ class _Adapters:
     def _draw(self, group: int, index: int) -> Tensor:
         """Draw first factors, uniform within 1 / sqrt(inputs); the same on every device."""
         inputs, _ = self._sizes[index]
-        digest = hashlib.sha256(f"adapter {group} {index}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        generator = named_generator(f"adapter {group} {index}")
         bound, drawn = 1 / math.sqrt(inputs), torch.empty(self._config.documents, self._config.rank, inputs)
         drawn.uniform_(-bound, bound, generator=generator)
         return drawn[self.documents.start : self.documents.stop].to(self._weight)
