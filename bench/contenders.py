@@ -147,8 +147,8 @@ class OurSteps(Repeated):
         if self._flying is not None:
             self.facts["losses"].append(self._flying.read())
         self._flying = launched
-        self.trainer.forget_gradients()
-        self.trainer.watch(self.moment, 1.0)
+        self.trainer.zero_grad()
+        self.trainer.update_average(self.moment, 1.0)
         later = replace(self.moment, step=self.moment.step + 1)  # rates follow the steps, the clock stands still
         if later.progress < 1.0 and self.trainer.shape(later) == self.trainer.shape(self.moment):
             self.moment = later

@@ -171,8 +171,8 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
             began = time.perf_counter()
             for _ in range(each):
                 trainer.launch(batches, moment, _BOS)
-                trainer.forget_gradients()
-                trainer.watch(moment, lr_scale)
+                trainer.zero_grad()
+                trainer.update_average(moment, lr_scale)
             _wait(ranks)
             tokens = each * int_at(train.batch_tokens, moment)
             found.append((moment.progress, (time.perf_counter() - began) / tokens))

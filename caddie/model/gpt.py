@@ -28,7 +28,7 @@ from caddie.model.recurrence import NO_RECURRENCE, PassEmbeddings, Recurrence
 from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
 
-MOST_RUNS = 1024
+MOST_PASSES = 1024
 """Largest number of layer passes in a forward."""
 ModelPart = Literal["head", "mlp"]
 """Parts of a model whose linear layers can multiply in float8."""
@@ -69,9 +69,9 @@ class GPT(Config):
         if self.recurrence:
             if self.recurrence.last > last:
                 raise UserError(f"recurrence.last must be at most {last}, not {self.recurrence.last}")
-            runs = self.depth + (self.recurrence.last + 1 - self.recurrence.first) * (self.recurrence.most - 1)
-            if runs > MOST_RUNS:
-                raise UserError(f"layers would run {runs:,} times in a forward, over the limit of {MOST_RUNS:,}")
+            passes = self.depth + (self.recurrence.last + 1 - self.recurrence.first) * (self.recurrence.most - 1)
+            if passes > MOST_PASSES:
+                raise UserError(f"layers would run {passes:,} times in a forward, over the limit of {MOST_PASSES:,}")
         if self.parallel_streams:
             first = self.parallel_streams.first
             if first > last:

@@ -296,8 +296,8 @@ def _training_facts(copy: Copy, moments: list[TrainProgress]) -> Iterator[object
     trainer = Trainer(gpt, train, 0, Ranks())
     for number, moment in enumerate(moments):
         loss = trainer.step(iter([data.micro_batch(number)]), moment, BOS)
-        trainer.forget_gradients()
-        trainer.watch(_at(moments[-1], moment.step + 1), value_at(train.lr_schedule, moment))
+        trainer.zero_grad()
+        trainer.update_average(_at(moments[-1], moment.step + 1), value_at(train.lr_schedule, moment))
         average = trainer.average.weights if trainer.average else {}
         yield loss, _digest(trainer.parameters), _digest(average)
 

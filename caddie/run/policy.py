@@ -116,7 +116,7 @@ def overrun_seconds(step_seconds: float) -> float:
     return min(2 * step_seconds or 1.0, 1.0)
 
 
-def state(result: Mapping[str, Any], policies: Sequence[Policy] = POLICIES) -> list[dict[str, Any]]:
+def apply_policies(result: Mapping[str, Any], policies: Sequence[Policy] = POLICIES) -> list[dict[str, Any]]:
     """Return the bytes and seconds of a run's result under each policy, as `result.json` keeps them.
 
     A figure that was not measured makes its sum and its verdict None. Seconds are those of the run's own machine,

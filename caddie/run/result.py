@@ -29,7 +29,7 @@ from caddie.report.page import write_report
 from caddie.report.read import VERSION, read_steps, step_seconds
 from caddie.report.run_files import LOG, RESULT
 from caddie.run.cap import source_of_recipe
-from caddie.run.policy import FileCap, state
+from caddie.run.policy import FileCap, apply_policies
 from caddie.run.stages import bits_per_nat
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import PROC, system_text
@@ -144,7 +144,7 @@ def write_result(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Add what follows from the rest, write `result.json` and the report, and return the result."""
     result["compression"]["measured_bits_per_byte"] = rounding_loss(result["scores"])
     result["training"]["step_seconds"] = step_seconds(read_steps(folder / LOG))
-    result["policies"] = state(result)
+    result["policies"] = apply_policies(result)
     write_json(folder / RESULT, result)
     write_report(folder)
     return result

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from caddie.errors import CheckFailed
 from caddie.runtime.distributed import Ranks
-from caddie.score.scorer import Layout, Scorer, ScoringBatch, Step, Stream, nats, whole
+from caddie.score.scorer import Layout, Scorer, ScoringBatch, Step, Stream, as_int, nats
 from caddie.score.windows import Window
 
 Losses = npt.NDArray[np.float64]
@@ -55,7 +55,7 @@ def run(
     that leaves predictions out, repeats some, goes back or shows targets too soon, and for logits that are not a plain
     tensor of `vocabulary` floats for each target.
     """
-    stream, together = Stream(tokens, layout), whole(scorer.together)
+    stream, together = Stream(tokens, layout), as_int(scorer.together)
     stateless = bool(scorer.stateless)
     may_overlap = stateless or bool(scorer.fixed_between_updates)
 
@@ -81,7 +81,7 @@ def run(
         plan = (_fixed(step, stream, may_overlap) for step in scorer.plan(layout, rows))
         for steps, batches in _queued(plan, lambda step: same_shape_batches(step, stream, rows, together), least):
             if several:
-                owners = [whole(owner) for owner in scorer.owners(batches, ranks.world)]
+                owners = [as_int(owner) for owner in scorer.owners(batches, ranks.world)]
                 if len(owners) != len(batches) or not set(owners) <= set(range(ranks.world)):
                     given = f"each of {len(batches):,} batches to one of {ranks.world:,} processes"
                     raise CheckFailed(f"the scorer does not give {given}")
@@ -142,8 +142,8 @@ def _fixed(step: Step, stream: Stream, may_overlap: bool) -> Step:
     remembers would know the targets of the first from the inputs of the second, in whatever order they are scored.
     """
     try:
-        windows = tuple(Window(*map(whole, (window.start, window.first, window.end))) for window in step.windows)
-        slots = tuple(map(whole, step.slots))
+        windows = tuple(Window(*map(as_int, (window.start, window.first, window.end))) for window in step.windows)
+        slots = tuple(map(as_int, step.slots))
     except (AttributeError, TypeError) as error:
         raise CheckFailed(f"the scorer's plan has a step that is none: {error}") from error
     if len(windows) != len(slots):

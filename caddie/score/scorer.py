@@ -77,7 +77,7 @@ class ScoredPrefix:
 
     def tokens(self, start: int, end: int) -> Positions:
         """Return tokens `start` to `end` of one stretch, int64; `CheckFailed` if one has not been scored yet."""
-        start, end = whole(start), whole(end)
+        start, end = as_int(start), as_int(end)
         if not 0 <= start <= end <= self._done[self.stretch(start)] + 1:
             raise CheckFailed(f"the scorer asks for tokens {start:,} to {end:,}, which have not all been scored")
         return np.asarray(self._tokens[start:end], np.int64)
@@ -86,13 +86,13 @@ class ScoredPrefix:
         """Return the targets of scored windows of one shape, int64 (rows, scored)."""
         rows = []
         for window in windows:
-            start, first, end = map(whole, (window.start, window.first, window.end))
+            start, first, end = map(as_int, (window.start, window.first, window.end))
             rows.append(self.tokens(start, end + 1)[first + 1 - start :])
         return np.stack(rows)
 
     def is_last(self, window: Window) -> bool:
         """True if the window is the last of its stretch."""
-        return bool(self.layout.ends[self.stretch(whole(window.start))] == whole(window.end))
+        return bool(self.layout.ends[self.stretch(as_int(window.start))] == as_int(window.end))
 
     def stretch(self, position: int) -> int:
         """Return the number of the stretch that has the prediction `position`."""
@@ -184,7 +184,7 @@ class Scorer(ABC):
         return
 
 
-def whole(number: object) -> int:
+def as_int(number: object) -> int:
     """Return a plain int: a subclass may compare and compute as it likes. `TypeError` if it is not a whole number."""
     return int(operator.index(number))  # type: ignore[arg-type]
 

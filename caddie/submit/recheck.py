@@ -13,7 +13,7 @@ from caddie.report.read import file_scores, pick, read_steps
 from caddie.report.run_files import ARTIFACT, LOG, RECIPE, RESULT
 from caddie.report.units import bits_per_byte, nats_per_byte, nats_per_token
 from caddie.report.verification import passed
-from caddie.run.policy import state
+from caddie.run.policy import apply_policies
 from caddie.run.run import score_in_new_process
 from caddie.runtime.distributed import local_device
 from caddie.runtime.progress import SILENT, Progress
@@ -46,7 +46,7 @@ def check_result(run: Run, artifact: Artifact) -> None:
         "scores": {stage: _rates(score) for stage, score in result["scores"].items() if score},
         "bits_per_byte": last["bits_per_byte"],
         "corpus": {"source_bytes": {"validation": last["source_bytes"]}},
-        "policies": state(result),
+        "policies": apply_policies(result),
     }
     if not result["not_verified_because"]:
         follows["verified"] = passed(check["passed"] for check in result["checks"])

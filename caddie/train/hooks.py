@@ -144,7 +144,7 @@ class Checkpoint:
         if broken := [name for name, good in zip(trainer.parameters, finite, strict=True) if not good]:
             self.background.wait()
             trainer.ranks.wait()  # the first writes the checkpoint that the error names
-            raise self.stays(f"{broken[0]} was not finite after step {at.step:,}, though its gradient was")
+            raise self.diverged(f"{broken[0]} was not finite after step {at.step:,}, though its gradient was")
         self.saved = at
         state = trainer.state()
         if trainer.ranks.first:
@@ -154,7 +154,7 @@ class Checkpoint:
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
             self.background.submit(lambda: save_tensors(self.path, state, {**self.identity, **words}))
 
-    def stays(self, why: str) -> CheckFailed:
+    def diverged(self, why: str) -> CheckFailed:
         """Return the error of a run that ends without a new checkpoint; it names the one before."""
         return CheckFailed(
             f"{why}; the weights of step {self.saved.step:,} are in {self.path}; lower train.optimizers.*.lr or set "
@@ -162,7 +162,7 @@ class Checkpoint:
         )
 
 
-class Forecast:
+class ForecastHook:
     """Predicts the artifact now and then, from gradients and weights at hand."""
 
     def __init__(self, trainer: Trainer, background: BackgroundJobs, log: Log, forecaster: Forecaster | None) -> None:

@@ -34,7 +34,7 @@ from caddie.train.checkpoint import (
     save_tensors,
     weights_identity,
 )
-from caddie.train.hooks import BackgroundJobs, BusyMachine, Checkpoint, Forecast, HeldOut, Log, held_out_batches
+from caddie.train.hooks import BackgroundJobs, BusyMachine, Checkpoint, ForecastHook, HeldOut, Log, held_out_batches
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.settings import Train
 from caddie.train.size_forecast import Forecaster
@@ -196,7 +196,7 @@ class TimedRun:
         """Step at which this process began, and CPU share and seconds of the processes before that trained the run."""
         self.bos = bos
         self.checkpoint = Checkpoint(trainer, self.background, checkpoint, identity)
-        self.forecast = Forecast(trainer, self.background, log, forecaster)
+        self.forecast = ForecastHook(trainer, self.background, log, forecaster)
         self.held_out = HeldOut(trainer, log, held_out, bos)
         self.busy_machine = BusyMachine(trainer, log)
         self.pending: deque[tuple[int, int, float, AsyncScalar]] = deque()
@@ -252,12 +252,12 @@ class TimedRun:
         trainer, at = self.trainer, self.at
         lr_scale = value_at(self.config.lr_schedule, at)
         loss = trainer.launch(batches, at, self.bos, lr_scale)
-        trainer.forget_gradients()
+        trainer.zero_grad()
         self.position += self.config.micro_batches_at(at)
         self.pending.append((at.step + 1, self.position, lr_scale, loss))
         self.read_losses(1 if trainer.asynchronous else 0)
         self.at = TrainProgress(at.step + 1, self.done.seconds, self.budget)
-        trainer.watch(self.at, lr_scale)
+        trainer.update_average(self.at, lr_scale)
 
     def off_the_clock(self) -> None:
         """Forecast and measure held-out text while the clock stands still."""
@@ -277,7 +277,7 @@ class TimedRun:
             if not math.isfinite(loss):
                 self.background.wait()
                 self.trainer.ranks.wait()  # the first writes the checkpoint that the error names
-                raise self.checkpoint.stays(f"the loss or its gradient was {loss} at step {step - 1:,}")
+                raise self.checkpoint.diverged(f"the loss or its gradient was {loss} at step {step - 1:,}")
             seconds = time.perf_counter() - self.began
             here = (seconds, max(self.received, default=0), self.trainer.graphs())
             seconds, signalled, graphs = self.trainer.ranks.maximum(*here)

@@ -257,12 +257,12 @@ class Trainer:
         compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] if self.compiled else 0
         return int(compiled) + (len(self.recordings) if self.recordings else 0)
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Free the gradients of the last step."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def watch(self, train_progress: TrainProgress, lr_scale: float) -> None:
+    def update_average(self, train_progress: TrainProgress, lr_scale: float) -> None:
         """Update the average, after a step with that factor on its learning rates."""
         if self.average is not None:
             self.average.update(self.parameters, train_progress, lr_scale)

@@ -226,7 +226,7 @@ class _WarmUp:
         try:
             self.trainer.gradients(self.batches(), train_progress, bos=-1).item()
         finally:
-            self.trainer.forget_gradients()
+            self.trainer.zero_grad()
 
     def step(self, train_progress: TrainProgress) -> None:
         """Make a step on random tokens, and note the parameters that a gradient reached."""
@@ -236,12 +236,12 @@ class _WarmUp:
         text = f"warm-up, step {self.steps} of {least}{max(self.planned, self.steps)}"
         self.progress.step({"event": "doing", "text": text})
         trainer.step(self.batches(), train_progress, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
-        trainer.watch(train_progress, 1.0)
+        trainer.update_average(train_progress, 1.0)
         for name in list(self.unreached):
             gradient = trainer.parameters[name].grad
             if gradient is not None and bool(gradient.any()):
                 self.unreached.discard(name)
-        trainer.forget_gradients()
+        trainer.zero_grad()
 
     def unmoved(self, saved: Mapping[str, Tensor]) -> set[str]:
         return {name for name, now in self.trainer.trained.items() if torch.equal(now, saved[f"weights/{name}"])}

@@ -24,7 +24,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.pack.artifact import Artifact, load
 from caddie.score import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, TokenScorer, Window, load_scorer
 from caddie.score.loop import plain_logits
-from caddie.score.scorer import Positions, whole
+from caddie.score.scorer import Positions, as_int
 from caddie.verify import channel
 from caddie.verify.audit_hook import watch_reads
 
@@ -108,7 +108,7 @@ def _serve(judge: channel.Channel, artifact: Artifact) -> None:
                 windows = _Windows(scorer, vocabulary, artifact.tokenizer.bos)
                 answers.update({channel.PLAN: windows.plan, channel.NEXT: windows.next})
                 answers.update({channel.LOGITS: windows.logits, channel.UPDATE: windows.update})
-                claims |= {"per_document": bool(scorer.per_document), "together": whole(scorer.together)}
+                claims |= {"per_document": bool(scorer.per_document), "together": as_int(scorer.together)}
             return channel.DONE, json.dumps(claims).encode()
 
         answers[channel.JOB] = begin

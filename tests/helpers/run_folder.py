@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from caddie.run.policy import state
+from caddie.run.policy import apply_policies
 
 WIDTH, HIDDEN, KEYS, VOCABULARY = 128, 256, 64, 1024
 SOURCE_BYTES = 1_182_204
@@ -201,7 +201,7 @@ def make_result(depth: int = 4) -> dict[str, Any]:
             }
         ],
     }
-    return {**result, "policies": state(result)}
+    return {**result, "policies": apply_policies(result)}
 
 
 def make_events(steps: int = 812, seconds: float = 60.0, every: int = 4) -> list[dict[str, Any]]:

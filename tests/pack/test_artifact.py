@@ -29,7 +29,7 @@ from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack, pack
 from caddie.pack.fit import FillCap
 from caddie.recipes.recipe import Recipe
-from caddie.run.policy import Part, state
+from caddie.run.policy import Part, apply_policies
 from caddie.run.run import metadata_of
 from caddie.run.stages import calibrate_recipe
 from caddie.verify.verify import file_checks
@@ -89,7 +89,7 @@ def test_ledger_counts_the_file_on_disk(tiny_run: Any, packed: Artifact) -> None
 
 def test_policies_know_every_part_of_the_file(tiny_run: Any, packed: Artifact) -> None:
     assert set(packed.ledger) <= set(get_args(Part))
-    contest, strict, hutter = state(tiny_run.printed)
+    contest, strict, hutter = apply_policies(tiny_run.printed)
     source = tiny_run.printed["source"]
     assert strict["bytes"] == packed.file_bytes + source["needed_bytes"] + source["training_bytes"]
     assert contest["bytes"] == strict["bytes"] - packed.ledger["tokenizer"]

@@ -19,7 +19,7 @@ from caddie.cli.exits import fail
 from caddie.report.display import Display, clock, step_line
 from caddie.report.read import step_seconds
 from caddie.report.tables import WIDTH, columns, crop, pack_table, printable, result_table, score_table, table
-from caddie.run.policy import state
+from caddie.run.policy import apply_policies
 from caddie.runtime import distributed
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "result_table.txt"
@@ -245,7 +245,7 @@ def test_result_table_under_policies() -> None:
     result["ledger"]["parts"]["weights"] = 15_998_000
     result["seconds"]["train"] = 600.4
     result["evaluation"] |= {"load": None, "score": 713.8}
-    lines = result_table(result | {"policies": state(result)}).splitlines()
+    lines = result_table(result | {"policies": apply_policies(result)}).splitlines()
     start = lines.index("by the rules of            bytes              cap     training s   evaluation s")
     assert lines[start + 1 : start + 8] == [
         "  contest-2026        16,024,713  over 16,000,000 600.4 over 600 713.8 over 600",

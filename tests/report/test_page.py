@@ -22,7 +22,7 @@ from caddie.errors import UserError
 from caddie.report import page as report
 from caddie.report.page import number, setting, write_report
 from caddie.report.read import read_steps
-from caddie.run.policy import state
+from caddie.run.policy import apply_policies
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report.txt"
 DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "result.md"
@@ -198,7 +198,7 @@ def test_policies_say_how_much_is_over_on_which_machine(tmp_path: Path) -> None:
     result["ledger"]["parts"]["weights"] = 15_998_000
     result["seconds"]["train"] = 600.4
     result["evaluation"] |= {"load": None, "score": 713.8}
-    text = read(tmp_path, result | {"policies": state(result)}).text
+    text = read(tmp_path, result | {"policies": apply_policies(result)}).text
     assert "Bytes, and seconds of this machine, cpu, 2 threads; the budgets are for 8xH100." in text
     row = text[text.index("contest-2026") :][:7]
     assert row == ["contest-2026", "16,024,713", "24,713 over", "600.4", "0.4 over", "713.8", "113.8 over"]

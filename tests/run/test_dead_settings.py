@@ -149,7 +149,7 @@ def test_the_records_mistakes_are_found(monkeypatch: pytest.MonkeyPatch) -> None
     late = {"train.qat": {"matrix": StraightThrough()}}
     monkeypatch.setattr(Views, "attach", lambda self, on: None)
     assert set(dead(late)) == {"train.qat.matrix"}
-    monkeypatch.setattr(Trainer, "watch", lambda self, moment, lr_scale: None)
+    monkeypatch.setattr(Trainer, "update_average", lambda self, moment, lr_scale: None)
     monkeypatch.setattr("caddie.run.dead_settings._long_average", lambda train, last: b"")
     assert "train.averaging.decay" in dead({"train.averaging.decay": 0.5})
 

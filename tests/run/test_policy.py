@@ -16,7 +16,7 @@ from caddie.config import field_types
 from caddie.errors import UserError
 from caddie.pack.compress import Pack
 from caddie.recipes.catalog import shipped
-from caddie.run.policy import CONTEST_2026, HUTTER, POLICIES, STRICT, Allowance, Policy, file_cap, state
+from caddie.run.policy import CONTEST_2026, HUTTER, POLICIES, STRICT, Allowance, Policy, apply_policies, file_cap
 
 DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "policies.md"
 
@@ -35,12 +35,12 @@ def result(**changes: Any) -> dict[str, Any]:
 
 
 def under(policy: Policy, found: dict[str, Any]) -> dict[str, Any]:
-    (entry,) = state(found, [policy])
+    (entry,) = apply_policies(found, [policy])
     return entry
 
 
 def test_each_policy_counts_what_it_names() -> None:
-    contest, strict, hutter = state(result())
+    contest, strict, hutter = apply_policies(result())
     assert [entry["name"] for entry in (contest, strict, hutter)] == ["contest-2026", "strict", "hutter"]
     assert contest["bytes"] == 1 + 4 + 8 + 16 + 32 + 64
     assert strict["bytes"] == 1 + 2 + 4 + 8 + 16 + 32 + 64
@@ -84,7 +84,7 @@ def test_calibration_is_charged_where_there_is_any() -> None:
 def test_carried_source_is_counted_once() -> None:
     found = result()
     found["ledger"]["parts"]["source"] = 32
-    assert [entry["bytes"] for entry in state(found)] == [entry["bytes"] for entry in state(result())]
+    assert [entry["bytes"] for entry in apply_policies(found)] == [entry["bytes"] for entry in apply_policies(result())]
     shipped = STRICT.but(counts=("weights", "source"))
     assert under(shipped, found)["bytes"] == 33
     assert under(shipped, result())["parts"] == {"weights": 1, "source": 0}
@@ -93,7 +93,7 @@ def test_carried_source_is_counted_once() -> None:
 def test_what_was_not_measured_is_not_guessed() -> None:
     found = result()
     del found["evaluation"], found["source"]
-    for entry in state(found):
+    for entry in apply_policies(found):
         assert entry["bytes"] is entry["under_cap"] is None
         assert entry["evaluation"]["seconds"] is entry["evaluation"]["within"] is None
         assert entry["training"]["seconds"] > 0
@@ -152,7 +152,7 @@ def test_strict_never_counts_less_than_the_contest(
 ) -> None:
     source = {"needed_bytes": needed, "training_bytes": training, "decoders": {}}
     found = result(ledger={"parts": parts}, source=source, seconds=phases, evaluation=evaluation)
-    contest, strict = state(found, [CONTEST_2026, STRICT])
+    contest, strict = apply_policies(found, [CONTEST_2026, STRICT])
     assert strict["bytes"] - contest["bytes"] == parts["tokenizer"]
     for clock in ("training", "evaluation"):
         assert strict[clock]["seconds"] >= contest[clock]["seconds"]

@@ -43,7 +43,7 @@ from caddie.report.display import Display
 from caddie.report.documents import read_documents, run_documents
 from caddie.run import run as line
 from caddie.run import stages
-from caddie.run.policy import state
+from caddie.run.policy import apply_policies
 from caddie.run.run_folder import check_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks
 
@@ -185,7 +185,7 @@ def check_run_folder(run: Path, result: dict[str, Any]) -> None:
     assert result["bits_per_byte"] == result["scores"]["quantized_sliding"]["bits_per_byte"]
     assert result["bits_per_byte"] < 7, "four steps; `test_quality.py` asks more of more steps"
     assert result["scores"]["quantized_adaptive"] is None
-    assert result["policies"] == state(result)
+    assert result["policies"] == apply_policies(result)
     assert result["evaluation"]["load"] > 0
 
 

@@ -14,7 +14,7 @@ from conftest import fresh
 
 from caddie.errors import UserError
 from caddie.pack.artifact import load
-from caddie.run.policy import state
+from caddie.run.policy import apply_policies
 from caddie.run.run import score_in_new_process
 from caddie.submit import recheck
 from caddie.submit import runs as submitted
@@ -53,7 +53,7 @@ def scale(result: Result, by: float) -> None:
         if score and name.startswith("quantized"):
             score |= {field: score[field] * by for field in score if field.startswith(("bits", "nats"))}
     result["bits_per_byte"] *= by
-    result["policies"] = state(result)
+    result["policies"] = apply_policies(result)
 
 
 def put(**fields: Any) -> Callable[[Result], None]:

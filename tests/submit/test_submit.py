@@ -21,7 +21,7 @@ from caddie.pack.artifact import load
 from caddie.pack.codecs import Codec
 from caddie.pack.container import Section
 from caddie.recipes.catalog import find
-from caddie.run.policy import state
+from caddie.run.policy import apply_policies
 from caddie.score import KINDS
 from caddie.submit import recheck
 from caddie.submit import runs as submitted
@@ -115,7 +115,7 @@ def edit(folder: Path, changes: dict[str, Any]) -> None:
         else:
             place[last] = value
     if not any(path.startswith("policies") for path in changes):
-        result["policies"] = state(result)
+        result["policies"] = apply_policies(result)
     (folder / "result.json").write_text(json.dumps(result))
 
 

@@ -60,13 +60,13 @@ def test_the_average_sees_the_end_where_a_checkpoint_takes_the_clock_over_it(
 ) -> None:
     """An average may mix in the last weights at progress 1, so a run does not end before it was told of that."""
     seen: list[float] = []
-    watch, clock = Trainer.watch, count()
+    update, clock = Trainer.update_average, count()
 
     def watched(self: Trainer, at: TrainProgress, lr_scale: float) -> None:
         seen.append(at.progress)
-        watch(self, at, lr_scale)
+        update(self, at, lr_scale)
 
-    monkeypatch.setattr(Trainer, "watch", watched)
+    monkeypatch.setattr(Trainer, "update_average", watched)
     monkeypatch.setattr("caddie.train.loop.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     trained = go(tmp_path, STEPS.but(steps=None, seconds=5.0, checkpoint_seconds=0.5, warmup_steps=0))
     assert seen[1:] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "after a step of the warm-up"
@@ -284,5 +284,5 @@ def test_a_step_reads_no_number_of_the_device(name: str) -> None:
     for progress in (0.0, 0.4, 0.9):
         at = progress_at(progress, recipe.train.budget)
         trainer.launch(repeat(Batch(ids, ids)), at, bos=1)
-        trainer.forget_gradients()
-        trainer.watch(at, 0.5)
+        trainer.zero_grad()
+        trainer.update_average(at, 0.5)

@@ -274,8 +274,8 @@ def test_a_gpu_without_products_of_bfloat16_trains_in_float32(
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the order of waiting for the background (`written`) and all processes (`together`), and of an `error`."""
-    order, wait, stays = list[str](), BackgroundJobs.wait, Checkpoint.stays
-    monkeypatch.setattr(Checkpoint, "stays", lambda *given: (order.append("error"), stays(*given))[1])
+    order, wait, diverged = list[str](), BackgroundJobs.wait, Checkpoint.diverged
+    monkeypatch.setattr(Checkpoint, "diverged", lambda *given: (order.append("error"), diverged(*given))[1])
     monkeypatch.setattr(BackgroundJobs, "wait", lambda jobs: (wait(jobs), order.append("written"))[0])
     monkeypatch.setattr(Ranks, "wait", lambda ranks: order.append("together"))
     return order

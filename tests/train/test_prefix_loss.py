@@ -55,7 +55,7 @@ def gradients(made: Trainer, step: int) -> tuple[float, dict[str, Tensor]]:
 
 def by_hand(made: Trainer, factor: float) -> tuple[float, dict[str, Tensor]]:
     """The same by plain operations, position by position."""
-    made.forget_gradients()
+    made.zero_grad()
     inputs, targets = map(torch.from_numpy, IDS)
     logs = F.log_softmax(made.model(inputs, inputs == BOS), -1)
     right = of_prefixes = logs.new_zeros(())
@@ -91,7 +91,7 @@ def test_learned_caps_and_other_losses_go_with_it() -> None:
             with torch.no_grad():
                 made.model.head.caps.fill_(20.0)
         _, found = gradients(made, 0)
-        made.forget_gradients()
+        made.zero_grad()
         inputs, targets = map(torch.from_numpy, IDS)
         logits = made.model(inputs, inputs == BOS).flatten(0, 1)
         prefixes = torch.from_numpy(PREFIXES)[targets.flatten()]
@@ -133,8 +133,8 @@ def test_compiled_it_is_the_same_and_a_new_factor_needs_no_new_graph() -> None:
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         for name, gradient in expected.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
-        compiled.forget_gradients()
-        plain.forget_gradients()
+        compiled.zero_grad()
+        plain.zero_grad()
     assert graphs[0] == graphs[1] == graphs[2] < graphs[3], "one with it, one without"
 
 

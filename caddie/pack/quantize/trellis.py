@@ -28,7 +28,7 @@ _LARGEST = 32_000  # of a value in steps: integers are stored as int16
 _ERROR = 0.0675  # mean squared error in squared steps: 0.9 dB below a twelfth
 
 
-class Machine(NamedTuple):
+class ConvolutionalCode(NamedTuple):
     """States of a trellis. An integer k stands for k + 1/4 steps in an even state, for -(k + 1/4) in an odd one."""
 
     followers: Array
@@ -40,7 +40,7 @@ class Machine(NamedTuple):
 
 
 @cache
-def machine(states: int) -> Machine:
+def convolutional_code(states: int) -> ConvolutionalCode:
     """Return the systematic code of rate 1/2 by G. Ungerboeck, IEEE Trans. Information Theory 28(1), 1982, table I."""
     first, second = CHECKS[states]
     numbers, bits = np.arange(states)[:, None], np.arange(2)
@@ -49,7 +49,7 @@ def machine(states: int) -> Machine:
     for (state, bit), after in np.ndenumerate(followers):
         into[after].append((state, (state & 1) + 2 * bit))
     both = np.array(into)
-    return Machine(followers.astype(np.uint8), both[..., 0], both[..., 1])
+    return ConvolutionalCode(followers.astype(np.uint8), both[..., 0], both[..., 1])
 
 
 def best_path(costs: Floats, states: int) -> Array:
@@ -57,7 +57,7 @@ def best_path(costs: Floats, states: int) -> Array:
 
     `costs` of branches are (length, 4, chains).
     """
-    _, before, branches = machine(states)
+    _, before, branches = convolutional_code(states)
     length, _, chains = costs.shape
     so_far = np.full((states, chains), np.float32(1e9))
     so_far[0] = 0
@@ -168,7 +168,7 @@ class Trellis(WaterfillingSteps, Quantizer):
 
     def _parities(self, integers: Array) -> Array:
         """Return the parity of the state before each integer of a matrix whose columns are chains."""
-        followers, stride = machine(self.states).followers, max(1, -(-len(integers) // CHAIN))
+        followers, stride = convolutional_code(self.states).followers, max(1, -(-len(integers) // CHAIN))
         found = np.zeros((len(integers) + stride, integers.shape[1]), np.uint8)
         for top in range(0, len(integers), stride):
             block = integers[top : top + stride] & 1

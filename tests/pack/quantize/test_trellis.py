@@ -46,7 +46,7 @@ def test_the_path_is_the_cheapest_of_all(states: int) -> None:
             state, total = 0, 0.0
             for place, bit in enumerate(bits):
                 total += float(costs[place, (state & 1) + 2 * bit, chain])
-                state = int(trellis.machine(states).followers[state, bit])
+                state = int(trellis.convolutional_code(states).followers[state, bit])
             sums.append(total)
         assert float(costs[np.arange(6), found[:, chain], chain].sum()) == pytest.approx(min(sums), rel=1e-5)
 
