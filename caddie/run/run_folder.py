@@ -19,6 +19,7 @@ from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
 from caddie.files import reason, replacing, write_json
 from caddie.pack.artifact import Artifact, load
+from caddie.pack.compress import Pack
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import read_place, read_start
 from caddie.report.display import Display
@@ -200,8 +201,8 @@ def cap_of(artifact: Artifact) -> int | None:
     if not named and isinstance(kept := pick(read_json(folder / RESULT), "cap_bytes"), int):
         return kept
     about, cap = read_json(folder / RECIPE), int(named[1]) if named else None
-    if not isinstance(pick(about, "recipe", "pack"), Mapping):  # it stands alone
-        return cap
+    if not isinstance(pick(about, "recipe", "pack"), Mapping):  # it stands alone, and its name may say anything
+        return None if cap is None else min(cap, Pack().cap_bytes)
     sources = {}
     for one in read_stated(pick(about, PARTS) or []):
         with suppress(OSError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 from caddie.data.contamination import shared_ngrams
-from caddie.data.corpus import Corpus
-from caddie.data.shards import split_documents
+from caddie.data.corpus import Corpus, both_hashes, read_hashes
+from caddie.data.shards import Tokens, read, split_documents
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError, count
 from caddie.runtime.progress import SILENT, Progress
@@ -21,6 +23,37 @@ Python's library, whose modules resemble one another, 7 to 15 % are copies, and 
 _LEAST = 8
 """With fewer copies this may be chance."""
 _NAMED = 3
+TRAINED_ON = "training shards hold the training documents"
+_SHARDS, _TOKENS, _DOCUMENTS = 8, 1 << 18, 200
+"""Shards, tokens of each and documents together of which the hashes are looked up."""
+_HASHED = 0.95
+"""Least share of those documents that must be found, of the ones that their tokens do not change."""
+
+
+def check_training_documents(tokenizer: Tokenizer, corpus: Corpus, seed: int) -> list[Check]:
+    """Check that documents of the training shards are among those that were hashed; none without shards.
+
+    Other shards in their place would hide what the artifact was trained on. Where the tokenizer changes most documents
+    the check is inconclusive at worst.
+    """
+    try:
+        shards = corpus.train_shards()
+    except UserError:
+        return []
+    chance, drawn = random.Random(seed), list[Tokens]()
+    for shard in chance.sample(shards, min(_SHARDS, len(shards))):
+        begin = chance.randrange(max(1, len(shard) - _TOKENS))
+        whole = list(split_documents([read(shard, begin, min(_TOKENS, len(shard) - begin))], tokenizer.bos))
+        drawn += [ids for ids in whole[:-1] if ids[0] == tokenizer.bos]  # the last may go on
+    if not drawn:
+        return []
+    drawn = chance.sample(drawn, min(_DOCUMENTS, len(drawn)))
+    known = read_hashes(corpus.folder, "train")
+    found = sum(not known.isdisjoint(both_hashes(tokenizer, ids)) for ids in drawn)
+    trip = corpus.manifest.tokenizer.round_trip
+    changed = trip.changed_documents / max(1, trip.documents) if trip else 0.0
+    passed = True if found >= _HASHED * (1 - changed) * len(drawn) else None if changed > 0.5 else False
+    return [Check(TRAINED_ON, passed, f"{found:,} of {len(drawn):,} documents drawn from the shards were hashed")]
 
 
 def check_near_copies(tokenizer: Tokenizer, corpus: Corpus, seed: int, progress: Progress = SILENT) -> list[Check]:

@@ -31,16 +31,19 @@ _SECCOMP, _FILTER = 22, 2  # of prctl(2) and seccomp(2)
 _REFUSED = {
     "x86_64": (
         0xC000003E,
-        "27 29-31 64-71 141-142 144 187 203 220-221 240-245 248-251 314 327 425-427 451 1073741824-4294967295",
+        "27 29-31 64-71 73 141-142 144 187 203 220-221 240-245 248-251 314 327 425-427 451 1073741824-4294967295",
         302,
+        72,
     ),
-    "aarch64": (0xC00000B7, "30 118-119 122 140 180-197 213 217-219 223 232 274 286 425-427 451", 261),
+    "aarch64": (0xC00000B7, "30 32 118-119 122 140 180-197 213 217-219 223 232 274 286 425-427 451", 261, 25),
 }
-"""By machine, its number for seccomp, the refused system calls, and that of prlimit64, whose first argument must be 0.
+"""By machine, its number for seccomp, the refused system calls, and two of which a part is refused: prlimit64, whose
+first argument must be 0, and fcntl, which may copy a descriptor and change its flags.
 
 They could leave state in the sandbox that outlives a process: System V memory, semaphores and queues; POSIX queues;
-keyrings; priorities, schedules and limits of another process; pages in the disk's cache, as far as one can ask for them
-without a clock; and io_uring, which would do all that unseen. The last range of x86-64 is the x32 ABI.
+keyrings; priorities, schedules and limits of another process; locks, leases and hints of files; pages in the disk's
+cache, as far as one can ask for them without a clock; and io_uring, which would do all that unseen. The last range of
+x86-64 is the x32 ABI.
 """
 
 
@@ -131,15 +134,20 @@ def _build_root(paths: Mapping[str, str]) -> str:
 
 def _refuse_what_outlives() -> str:
     """Refuse the system calls `_REFUSED` to this process and its children. Return a note if that cannot be had."""
-    machine, refused, limits = _REFUSED.get(os.uname().machine, (0, "", 0))
+    import fcntl  # which Windows lacks
+
+    machine, refused, limits, control = _REFUSED.get(os.uname().machine, (0, "", 0, 0))
     load, equal, at_least, above, give = 0x20, 0x15, 0x35, 0x25, 0x06
-    number, machine_of, first_argument = 0, 4, 16  # places in what a filter is shown
+    number, machine_of, first_argument, second_argument = 0, 4, 16, 24  # places in what a filter is shown
     allow, refuse = (give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x50000 | errno.EPERM)
     # Each is (code, instructions to skip if true, and if false, operand): see seccomp(2).
     program = [(load, 0, 0, machine_of), (equal, 1, 0, machine), refuse, (load, 0, 0, number)]
     for numbers in refused.split():
         first, _, last = numbers.partition("-")
         program += [(at_least, 0, 2, int(first)), (above, 1, 0, int(last or first)), refuse]
+    flags, copy = fcntl.F_SETFL, fcntl.F_DUPFD_CLOEXEC  # F_DUPFD to F_SETFL are 0 to 4
+    program += [(equal, 0, 5, control), (load, 0, 0, second_argument), (above, 0, 2, flags), (equal, 1, 0, copy)]
+    program += [refuse, allow]
     program += [(equal, 1, 0, limits), allow, (load, 0, 0, first_argument), (equal, 0, 1, 0), allow, refuse]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     pointer = ctypes.create_string_buffer(struct.pack("HP", len(program), ctypes.addressof(code)))

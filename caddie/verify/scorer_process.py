@@ -55,7 +55,11 @@ def main(path: str, *parts: str) -> None:
         connection, printed = connections
         if not os.fork():
             control.close()
-            for output in (1, 2):  # the server's own would show a later scorer what this one set on it
+            with open(
+                os.devnull, "rb"
+            ) as nothing:  # the server's own would show a later scorer what this one set on it
+                os.dup2(nothing.fileno(), 0)
+            for output in (1, 2):
                 os.dup2(printed, output)
             os.close(printed)
             allow_debuggers(True)

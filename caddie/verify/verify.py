@@ -26,7 +26,7 @@ from caddie.runtime.progress import SILENT, JsonLines, Progress, json_line, rela
 from caddie.score import Scoring, check_windows
 from caddie.verify.held_out_tokens import check_comes_back, check_vocabulary
 from caddie.verify.known_bad import Caught, catch, known_bad
-from caddie.verify.near_copies import check_near_copies
+from caddie.verify.near_copies import check_near_copies, check_training_documents
 from caddie.verify.probe_case import LEAST_WHOLE, Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import SHORT, excerpts, in_order_from, library, long_enough
 from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, missing_probes, probe_event, run_probes
@@ -105,8 +105,11 @@ def verify(
             evidence += "; the training text is not here, so its near copies and the vocabulary are not looked at"
         checks.append(Check(HELD_OUT, passed, evidence))
         if corpus.manifest.byte_source == "documents":
-            checks.append(check_comes_back(artifact.tokenizer, documents, secrets.randbits(32)))
+            split = corpus.manifest.validation
+            dropped = 1 - split.normalized_bytes / split.source_bytes
+            checks.append(check_comes_back(artifact.tokenizer, documents, secrets.randbits(32), dropped))
         checks += vocabulary
+        checks += check_training_documents(artifact.tokenizer, corpus, secrets.randbits(32))
         checks += check_near_copies(artifact.tokenizer, corpus, secrets.randbits(32), progress)
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     too_short = not long_enough(artifact.tokenizer, excerpts(documents, chosen, seed))

@@ -251,3 +251,22 @@ def test_shards_are_opened_before_they_are_hashed(tmp_path: Path) -> None:
     write_tokens(tmp_path, "val_bytes_000000.bin", [2] * len(STREAM))
     with pytest.raises(UserError, match=r"val_bytes_000000\.bin: changed since it was prepared"):
         found.check_shards("validation")
+
+
+@pytest.mark.parametrize("kind", ["documents", "tokens"])
+def test_training_documents_are_found_by_the_other_kind_of_hash(kind: str, tmp_path: Path) -> None:
+    """Hashes of two kinds never agree, so a corpus whose manifest changes the kind proved everything to be held out."""
+    text = b"whole"
+    if kind == "documents":
+        found, other = of_documents(tmp_path, text, b"other"), np.array([BOS, *text], np.uint16).tobytes()
+        own = [document_hash(one) for one in (text, b"other")]
+    else:
+        found, other = of_stream(tmp_path), text
+        own = [document_hash(ids.tobytes()) for ids in split_documents([STREAM], BOS)]
+    write_hashes(tmp_path, [], own)
+    found.check_disjoint()
+    write_hashes(tmp_path, [document_hash(other)], own)
+    train = replace(found.manifest.train, document_set_sha256=set_sha256([document_hash(other)]))
+    forged = Corpus(tmp_path, replace(found.manifest, train=train))
+    with pytest.raises(UserError, match=r"1 of \d validation documents drawn from .* by hashes of another kind"):
+        forged.check_disjoint()

@@ -111,6 +111,19 @@ def test_text_that_long_documents_lose_is_found(longest: int, kept: int, passed:
     assert ("12 documents do not round-trip" in check.evidence) == (longest < LONG)
 
 
+def test_long_documents_are_drawn_by_their_bytes_and_what_all_tokens_leave_out_is_told() -> None:
+    """A document over the bytes that are decoded was left out unless it was drawn first."""
+    long = words(50, 3 << 19)
+    tokenizer: Any = Drops(1 << 20, 0)
+    found = [check_comes_back(tokenizer, [*HELD_OUT, long], seed).passed for seed in range(20)]
+    assert found.count(False) >= 19
+    check = check_comes_back(BYTES, HELD_OUT, 1, 0.25)
+    assert (check.passed, check.evidence.split("; ")[-1]) == (
+        False,
+        "of all held-out bytes, its tokens leave out 25.0%",
+    )
+
+
 def test_other_letters_are_no_cheat() -> None:
     """Bytes that training text lacks stand in one document, as of another language."""
     assert outcome([], [*HELD_OUT[:9], "ж".encode() * LONG])[0] is True

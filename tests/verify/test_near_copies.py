@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,14 +16,14 @@ import pytest
 
 from caddie.data import contamination
 from caddie.data.contamination import shared_ngrams
-from caddie.data.corpus import Corpus
+from caddie.data.corpus import Corpus, document_hash, write_hashes
 from caddie.data.prepare import prepare
 from caddie.data.tokenizers import ByteTokenizer, RawBytes
 from caddie.errors import UserError
 from caddie.pack.artifact import load
 from caddie.runtime.progress import SILENT, Event, Progress
 from caddie.verify import verify
-from caddie.verify.near_copies import NEAR_COPIES, check_near_copies
+from caddie.verify.near_copies import NEAR_COPIES, TRAINED_ON, check_near_copies, check_training_documents
 from caddie.verify.probes import HELD_OUT as EQUAL
 
 BOS = ByteTokenizer().bos
@@ -168,3 +169,36 @@ def test_verify_fails_a_corpus_that_trains_on_changed_copies(tiny_run: Any, tmp_
     assert failed(honest) == []
     copies = map(one_letter_changed, honest.validation_documents())
     assert failed(prepared("copied", [*texts, *copies])) == [NEAR_COPIES]
+
+
+@pytest.mark.parametrize("hashed", ["documents", "tokens"])
+def test_other_shards_than_were_hashed_are_found(hashed: str, tmp_path: Path) -> None:
+    """Whoever trained on copies of the held-out text puts other shards in the place of those."""
+
+    def check(shown: list[bytes], trip: Any = None) -> tuple[bool | None, str]:
+        hashes = [document_hash(one if hashed == "documents" else shard([one]).tobytes()) for one in TRAIN]
+        write_hashes(tmp_path, hashes, [])
+        tokenizer: Any = SimpleNamespace(round_trip=trip)
+        corpus: Any = SimpleNamespace(
+            train_shards=lambda: [shard(shown[:20]), shard(shown[20:])],
+            folder=tmp_path,
+            manifest=SimpleNamespace(tokenizer=tokenizer),
+        )
+        [found] = check_training_documents(ByteTokenizer(), corpus, 1)
+        assert found.name == TRAINED_ON
+        return found.passed, found.evidence
+
+    assert check(TRAIN)[0] is True
+    assert check([*TRAIN[:-1], documents(1, 9)[0]])[0] is True, "the last may go on elsewhere"
+    passed, evidence = check([*TRAIN[:50], *documents(10, 9)])
+    assert passed is False
+    assert re.fullmatch(r"\d+ of \d+ documents drawn from the shards were hashed", evidence)
+    for changed, expected in ((10, True), (40, None)):
+        trip = SimpleNamespace(documents=60, changed_documents=changed)
+        assert check([*TRAIN[:50], *documents(10, 9)], trip)[0] is True
+        assert check(documents(60, 9), trip)[0] is (None if expected is None else False)
+
+    def missing() -> None:
+        raise UserError("gone")
+
+    assert check_training_documents(ByteTokenizer(), SimpleNamespace(train_shards=missing), 1) == []  # type: ignore[arg-type]

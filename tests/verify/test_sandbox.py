@@ -124,7 +124,7 @@ def test_there_is_no_network(namespaces: None) -> None:
 
 
 OUTLIVES = """
-    import ctypes, errno, json, os, resource
+    import ctypes, errno, fcntl, json, os, resource, struct
     library, found = ctypes.CDLL(None, use_errno=True), {}
     def call(name, *arguments):
         ctypes.set_errno(0)
@@ -143,6 +143,18 @@ OUTLIVES = """
     call("syscall", ctypes.c_long(number[1]), b"user", b"left", b"1", ctypes.c_long(1), ctypes.c_long(-2))
     found["add_key"] = found.pop("syscall")
     call("prlimit", os.getppid(), 8, None, ctypes.create_string_buffer(16))
+    call("flock", 0, 1)
+    for name in ("F_OFD_SETLK", "F_SETLK", "F_SETLEASE", "F_NOTIFY", "F_SETSIG"):
+        try:
+            found[name] = [True, fcntl.fcntl(0, getattr(fcntl, name, 37), struct.pack("hhqqi4x", 0, 0, 0, 1, 0))]
+        except OSError as error:
+            found[name] = [False, errno.errorcode[error.errno]]
+    hint = ctypes.c_uint64(2)
+    call("fcntl", 0, 1036, ctypes.byref(hint))
+    found["F_SET_RW_HINT"] = found.pop("fcntl")
+    copy = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 9)  # what Python and its libraries need
+    fcntl.fcntl(copy, fcntl.F_SETFL, fcntl.fcntl(copy, fcntl.F_GETFL) | os.O_NONBLOCK)
+    assert fcntl.fcntl(copy, fcntl.F_GETFD) == fcntl.FD_CLOEXEC
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))  # its own are its own affair
     print(json.dumps(found))
@@ -160,7 +172,7 @@ def test_nothing_can_be_left_for_a_later_process(
     found = answer(outcome)
     assert found.pop("posix_fadvise")[0] is False
     assert found == {name: [False, "EPERM"] for name in found}
-    assert len(found) == 8
+    assert len(found) == 15
 
 
 def test_a_sandbox_without_seccomp_says_so(namespaces: None, monkeypatch: pytest.MonkeyPatch) -> None:
