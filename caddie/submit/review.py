@@ -21,7 +21,7 @@ from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scr
 _MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
 """Logs, scripts that prepare data, and different numbers of the README that are looked at."""
 _VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})")
-_UNLIMITED = re.compile(r"non[-_]?record", re.IGNORECASE)
+_UNLIMITED = re.compile(r"(?:track[-_ ])?non[-_ ]?record", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _read(path: Path, found: Findings) -> tuple[Folder, Stated]:
 def _unlimited(path: Path, data: Mapping[str, Any]) -> bool:
     """True if the folder is of the track without a clock, by the folder that it stands in, else by its JSON."""
     above = path.absolute().parent.name
-    return bool(_UNLIMITED.search(above if above.startswith("track_") else str(data.get("track") or "")))
+    return bool(_UNLIMITED.match(above if above.startswith("track_") else str(data.get("track") or "")))
 
 
 def _is_log(name: str) -> bool:

@@ -76,6 +76,7 @@ RULES: Mapping[str, Rule] = {
     "validation-own": Rule("warning", README, "the set is the contest's, and not the author's by his own words"),
     "validation-first": Rule("note", "#837", "the set is the one of later records"),
     "validation-unknown": Rule("note", README, "the log states the tokens of validation"),
+    "score-loss": Rule("warning", PRACTICE, "a log has the loss beside the bits per byte, which says their bytes"),
     "score-bytes": Rule("error", FOUR, "bits per byte follow from the loss and the set's bytes"),
     "training-shards": Rule("warning", "#2127", "the training shards are those of a published data set"),
     "training-text": Rule("warning", "#2127", "training losses rise and fall with the base's: one text, one order"),

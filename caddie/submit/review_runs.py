@@ -128,7 +128,9 @@ def _check_size(log: Log, script_bytes: int, found: Findings) -> None:
         return
     submitted = model + script_bytes if model is not None and script_bytes else total
     line = log.line("total_bytes")
-    if min(total, submitted) > _CAP:
+    if model is not None and model > _CAP >= total:
+        found.add("size-cap", log.file, f"its model has {model:,.0f} bytes, and its total is {total:,.0f}", line)
+    elif min(total, submitted) > _CAP:
         over = f"{min(total, submitted):,.0f} bytes are {min(total, submitted) - _CAP:,.0f} over {_CAP:,}"
         found.add("size-cap", log.file, over, line)
     elif total > _CAP:
@@ -183,6 +185,8 @@ def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findi
     charged = {one: size for one in log.scores if (size := _charged_bytes(one, tokens))}
     size = charged.get(score) if score is not None else None
     size = size or next(iter(charged.values()), None)
+    if size is None and score is not None:
+        found.add("score-loss", log.file, "no scoring line has loss and bits per byte to four digits", score.line)
     if size is None or _alike(size, CURRENT.bytes):
         return
     if _alike(size, FIRST.bytes):

@@ -69,6 +69,11 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
             size += sum(folder.sizes[one] for one in holding)
             for one in holding[:1]:
                 found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
+        for one in folder.sizes:
+            if re.search(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$", one) and (
+                re.search(rf"\b{re.escape(one)}\b", source)
+            ):
+                found.add("code-hidden", name, f"it names {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
         for other in folder.sizes:
             if other.endswith(".py") and other not in seen and other.rpartition("/")[2].removesuffix(".py") in words:

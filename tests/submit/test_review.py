@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -251,6 +252,39 @@ def test_the_track_without_a_clock_has_no_errors_of_clocks_and_seeds(tmp_path: P
     assert found(result, "size-cap").severity == "error"
     above = write_submission(tmp_path / "track_10min_16mb" / "a", data, replace=replace)
     assert found(review(above), "training-clock").severity == "error"
+
+
+def test_a_track_that_only_mentions_non_records_has_its_clocks(tmp_path: Path) -> None:
+    data = {"track": "10min_16mb record (not a non-record run)"}
+    replace = {"train_time:599990ms": "train_time:9999990ms"}
+    assert found(review(write_submission(tmp_path / "a", data, replace=replace)), "training-clock").severity == "error"
+
+
+def test_a_later_line_takes_no_overrun_back(tmp_path: Path) -> None:
+    late = "stopping_early: wallclock_cap train_time:6000000ms step:10000/20000\n"
+    replace = {
+        "stopping_early: wallclock_cap train_time:599990ms": f"{late}stopping_early: wallclock_cap train_time:0ms"
+    }
+    assert found(review(write_submission(tmp_path / "a", replace=replace)), "training-clock").severity == "error"
+
+
+def test_a_model_over_the_cap_in_a_total_below_it_is_found(tmp_path: Path) -> None:
+    replace = {"int6+brotli: 15000000 bytes": "int6+brotli: 24000000 bytes"}
+    said = found(review(write_submission(tmp_path / "a", replace=replace)), "size-cap")
+    assert (said.severity, said.sentence) == ("error", "its model has 24,000,000 bytes, and its total is 15,000,500")
+
+
+def test_scores_without_losses_are_told(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    for log in folder.glob("*.log"):
+        log.write_text(re.sub(r"val_loss:[\d.]+ ", "", log.read_text()))
+    assert rules(review(folder), "warning") == {"score-loss"}
+
+
+def test_data_that_the_script_reads_is_told(tmp_path: Path) -> None:
+    script = SCRIPT + "\n\nprior = open('prior.npz', 'rb').read()\n"
+    result = review(write_submission(tmp_path / "a", script=script, files={"prior.npz": bytes(5_000_000)}))
+    assert "it names prior.npz, whose 5,000,000 bytes count too" in found(result, "code-hidden").sentence
 
 
 def test_the_script_counts_as_it_is_submitted(tmp_path: Path) -> None:
