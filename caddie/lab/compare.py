@@ -89,6 +89,10 @@ def read(place: Path) -> ScoredRun:
         )
     if min(run.tokens, run.source_bytes) < 1:
         raise UserError(f"{path} counts no tokens or bytes; run the recipe again")
+    rate = float(run.documents[1].sum() / run.documents[0].sum()) if run.documents else run.bits_per_byte
+    if abs(rate - run.bits_per_byte) > 1e-4 * run.bits_per_byte:
+        stated = f"{path} states {run.bits_per_byte:.4f} bits per byte"
+        raise UserError(f"{stated}, and the documents beside it cost {rate:.4f}; one of them was changed: run it again")
     return run
 
 

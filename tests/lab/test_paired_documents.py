@@ -307,5 +307,11 @@ def test_compare_uses_the_documents_of_run_folders(unit: Any, tmp_path: Path) ->
     text = summary(facts)
     assert "paired test by seed and document" in text
     assert f"unpaired {facts['spread']['unpaired']:.6f}" in text
+    halved = next(iter(entry.bits.values())) / 2
+    write_documents(groups[0][0] / DOCUMENTS, entry.sizes, {"bits": halved})
+    with pytest.raises(
+        UserError, match=r"states .* bits per byte, and the documents beside it cost .*; one of them was"
+    ):
+        compare(*groups, unit=unit)
     (groups[0][0] / DOCUMENTS).unlink()
     assert compare(*groups, unit=unit)["test"] == "paired"
