@@ -200,3 +200,8 @@ def open_flags(*names: str) -> int:
 def reason(error: Exception) -> str:
     """Return the system's message, without error number and file name."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def absolute(path: Path) -> Path:
+    """Return an absolute path without `..`, which a sandbox has no folders for: links before it are followed."""
+    return path.parent.resolve() / path.name if ".." in path.parts else path.absolute()

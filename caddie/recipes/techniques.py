@@ -12,6 +12,7 @@ import json
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,6 +21,7 @@ from caddie.config import Config, Count, NonNegative, Positive, Range, Technique
 from caddie.config import variants as variants_of
 from caddie.config.field_docs import descriptions
 from caddie.errors import UserError, suggest
+from caddie.recipes.catalog import find as find_recipe
 from caddie.recipes.catalog import shipped
 from caddie.recipes.glossary import Term, lookup, simple, terms
 from caddie.recipes.recipe import Recipe
@@ -163,7 +165,7 @@ def find(word: str) -> list[Socket]:
     known, words = sockets(), lookup(word)
     wanted = {simple(word), *(simple(link) for term in words for link in term.links)}
     if not (found := parts(known, wanted)) and not words:
-        if word in shipped():
+        if word.isidentifier() and _is_recipe(word):
             raise UserError(f"{word} is a recipe, not a technique; `caddie diff {word}` lists what it changes")
         names = [*shipped(), *(name for socket in known for name in (socket.name, *socket.paths))]
         names += [name for term in terms() for name in term.names]
@@ -182,6 +184,13 @@ def parts(known: Sequence[Socket], wanted: set[str]) -> list[Socket]:
     """Return the sockets that have one of these simple words for a name, and of others the parts that have one."""
     whole = wanted & {name for socket in known for name in _names(socket)}
     return [part for socket in known if (part := socket if whole & _names(socket) else _part(socket, wanted - whole))]
+
+
+def _is_recipe(word: str) -> bool:
+    """Return True for a recipe that is shipped, its alias or its twin."""
+    with suppress(UserError):
+        return find_recipe(word) is not None
+    return False
 
 
 # From classes to what is known of them

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from caddie.config.userfile import read_source, split_name
 from caddie.errors import CheckFailed, UserError
+from caddie.files import absolute
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 from caddie.runtime.distributed import Ranks
@@ -97,7 +98,7 @@ def _printable(text: bytes | bytearray) -> str:
 
 def scorer_server(artifact: Artifact, new: bool = False) -> ScorerServer:
     """Return a server of an artifact that runs; that of the last artifact is kept, as it takes seconds to start."""
-    given = artifact.path.absolute(), artifact.sha256, tuple(file.path.absolute() for file in artifact.parts)
+    given = absolute(artifact.path), artifact.sha256, tuple(absolute(file.path) for file in artifact.parts)
     if not new and _server(*given).sandboxed.process.poll() is not None:
         _server.cache_clear()
     return (ScorerServer if new else _server)(*given)

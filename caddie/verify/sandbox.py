@@ -26,6 +26,7 @@ from typing import IO
 import psutil
 
 from caddie.errors import UserError
+from caddie.files import absolute
 from caddie.verify.sandbox_launcher import CLOSED, OFFLINE, PLAIN, READY
 
 _PACKAGE = Path(__file__).absolute().parent.parent
@@ -101,7 +102,7 @@ def open_sandbox(command: Sequence[str], *, readable: Iterable[Path] = (), stdin
     `OMP_NUM_THREADS` alone. Even a plain process can neither make a file longer nor leave a core dump. Raises
     `UserError` if a path cannot be read or no process can be started, and `NoSandbox` on Windows.
     """
-    paths = [str(path.absolute()) for path in readable]
+    paths = [str(absolute(path)) for path in readable]
     if getattr(os, "fork", None) is None:
         raise NoSandbox("this system has no sandbox; verify the file on Linux or macOS, or in WSL")
     if absent := [path for path in paths if not os.access(path, os.R_OK)]:

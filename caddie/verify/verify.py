@@ -18,6 +18,7 @@ import torch
 from caddie.data.corpus import Corpus, file_sha256, read_hashes
 from caddie.data.shards import split_documents
 from caddie.errors import UserError
+from caddie.files import absolute
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
 from caddie.report.verification import passed
@@ -115,10 +116,10 @@ def verify(
     too_short = not long_enough(artifact.tokenizer, excerpts(documents, chosen, seed))
     sources = library() if too_short else documents
     job = {
-        "artifact": str(artifact.path.absolute()),
-        "parts": [str(file.path.absolute()) for file in artifact.parts],
+        "artifact": str(absolute(artifact.path)),
+        "parts": [str(absolute(file.path)) for file in artifact.parts],
         "score": chosen.to_json(),
-        "scorer": str(Path(scorer).absolute()) if scorer and users else scorer,
+        "scorer": str(absolute(Path(scorer))) if scorer and users else scorer,
         "documents": [piece.decode("latin-1") for piece in excerpts(sources, chosen, seed)],
         "in_order": [document.decode("latin-1") for document in in_order_from(sources, seed)],
         "seed": seed,

@@ -256,9 +256,10 @@ def test_the_verb_prints_json(caddie: Call) -> None:
 
 
 def test_the_name_of_a_recipe_leads_to_its_techniques(caddie: Call) -> None:
-    ended = caddie("techniques", "champion")
-    expected = "caddie: champion is a recipe, not a technique; `caddie diff champion` lists what it changes\n"
-    assert (ended.status, ended.out, ended.err) == (2, "", expected)
+    for name in ("champion", "best_record", "baseline_mini", "champion_scale"):
+        ended = caddie("techniques", name)
+        expected = f"caddie: {name} is a recipe, not a technique; `caddie diff {name}` lists what it changes\n"
+        assert (ended.status, ended.out, ended.err) == (2, "", expected)
 
 
 def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:

@@ -28,6 +28,7 @@ import pytest
 import torch
 
 from caddie.errors import UserError
+from caddie.files import absolute
 from caddie.pack.artifact import load
 from caddie.verify import sandbox as module
 from caddie.verify.audit_hook import watch_reads
@@ -189,6 +190,16 @@ def refusing(name: str, value: str = "no") -> str:
     patch = "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\n"
     before, enter = module._LAUNCHER.split("from ")
     return f"{before}\n{patch}it.{name} = {value}\nfrom {enter}"
+
+
+def test_a_path_that_goes_up_is_read_in_a_closed_sandbox(namespaces: None, tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "given").write_text("given")
+    path = absolute(tmp_path / "deep" / "er" / ".." / ".." / "given")
+    code = "import sys; print(open(sys.argv[1]).read())"
+    outcome = run(code, path, readable=[tmp_path / "deep" / ".." / "given"])
+    assert outcome.isolated
+    assert outcome.stdout.strip() == b"given"
 
 
 def test_only_what_was_named_can_be_read(namespaces: None, tmp_path: Path) -> None:
