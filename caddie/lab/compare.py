@@ -89,11 +89,17 @@ def read(place: Path) -> ScoredRun:
         )
     if min(run.tokens, run.source_bytes) < 1:
         raise UserError(f"{path} counts no tokens or bytes; run the recipe again")
-    rate = float(run.documents[1].sum() / run.documents[0].sum()) if run.documents else run.bits_per_byte
-    if abs(rate - run.bits_per_byte) > 1e-4 * run.bits_per_byte:
-        stated = f"{path} states {run.bits_per_byte:.4f} bits per byte"
-        raise UserError(f"{stated}, and the documents beside it cost {rate:.4f}; one of them was changed: run it again")
     return run
+
+
+def _check_documents(run: ScoredRun) -> None:
+    """Raise `UserError` if the bits of the held-out documents are not those of the score."""
+    if run.documents is None:
+        return
+    rate = float(run.documents[1].sum() / run.documents[0].sum())
+    if abs(rate - run.bits_per_byte) > 1e-4 * run.bits_per_byte:
+        stated = f"{run.place} states {run.bits_per_byte:.4f} bits per byte"
+        raise UserError(f"{stated}, and the documents beside it cost {rate:.4f}; one of them was changed: run it again")
 
 
 def compare(
@@ -108,6 +114,8 @@ def compare(
     if not math.isfinite(by):
         raise UserError(f"--by must be a finite number, not {by}")
     b, a = (read_group(group) for group in (places, against))
+    for run in (*b, *a):
+        _check_documents(run)
     _check_both(b, a, unit)
     costs_b, costs_a = ({run.seed: run.cost(unit) for run in group} for group in (b, a))
     facts: dict[str, Any] = {

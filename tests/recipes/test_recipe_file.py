@@ -75,7 +75,7 @@ def test_the_file_of_the_documentation_is_a_recipe() -> None:
     changed = {*find("baseline_mini").settings.diff(mine.settings)}
     assert changed == {
         *("model.depth", "model.layers.2", "model.skips", "train.seconds", "train.steps", "train.lr_schedule.fraction"),
-        *("train.optimizers.matrix.lr", "pack.fit", "pack.cap_bytes"),
+        *("train.optimizers.matrix.lr", "pack.quantizers.matrix", "pack.fit", "pack.cap_bytes"),
     }
 
 
