@@ -550,7 +550,7 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     corpus: Any = SimpleNamespace(
         check_counts=lambda: None, folder=None, manifest=SimpleNamespace(byte_source="shards")
     )
-    for name in ("check_vocabulary", "check_near_copies"):
+    for name in ("check_vocabulary", "check_training_documents", "check_near_copies"):
         monkeypatch.setattr(module, name, lambda *given: [])
     monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
