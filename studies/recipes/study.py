@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from caddie.lab.study import BASE, Entry, Seconds, Study
 from caddie.pack.calibrate import TrainingText
+from caddie.pack.coding import EntropyModel, Packed
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
 
@@ -27,6 +28,8 @@ def twin(name: str) -> Recipe:
     """The twin of a recipe as it is trained and scored here."""
     recipe = find(f"{name}_mini")
     diff = {"data.validation_fraction": 0.01, "score.stride": recipe.score.sequence_length}
+    if isinstance(recipe.pack.coding, EntropyModel) and recipe.pack.correction is not None:
+        diff = {**diff, "pack.coding": Packed(shuffle=True)}  # theirs when rows were made; bytes alone differ
     return recipe.but({**diff, "pack.calibration": TrainingText()})  # also where the recipe's own writes its text
 
 
