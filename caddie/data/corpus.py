@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caddie.data import documents as sources
-from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, read_manifest
+from caddie.data.manifest import MANIFEST, TOKENIZER, HashKind, Manifest, Shard, Split, SplitName, read_manifest
 from caddie.data.shards import Tokens, open_shard, read, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.data.tokenizers.tokenizer import byte_ids
@@ -30,7 +30,7 @@ FileState = tuple[str, int, int]
 _MOST_STATED = 1.005
 """Most bytes that side-cars may state per byte that the tokens decode to; the contest's tokenizers need 1.0003."""
 _DRAWN = 256
-"""Held-out documents, drawn at random, whose hashes of both kinds are looked up among those of training documents."""
+"""Held-out documents, drawn at random, whose hashes of the other kind are looked up among the training documents'."""
 
 
 class Corpus:
@@ -160,11 +160,11 @@ class Corpus:
         if overlap := len(hashes["train"] & hashes["validation"]):
             leaked = f"{overlap:,} of {validation.documents:,} validation documents in {self.folder}"
             raise UserError(f"{leaked} are training documents too; a score on them means little")
-        tokenizer = self.tokenizer()
-        drawn = self._drawn() if validation.shards else []
-        if leaked_too := sum(not hashes["train"].isdisjoint(both_hashes(tokenizer, ids)) for ids in drawn):
-            leaked = f"{leaked_too:,} of {len(drawn):,} validation documents drawn from {self.folder}"
-            raise UserError(f"{leaked} are training documents too, by hashes of another kind; a score means little")
+        other: HashKind = "tokens" if self.manifest.hashed == "documents" else "documents"
+        tokenizer, drawn = self.tokenizer(), self._drawn() if validation.shards else []
+        if overlap := sum(tokens_hash(tokenizer, ids, other) in hashes["train"] for ids in drawn):
+            leaked = f"{overlap:,} of {len(drawn):,} validation documents drawn from {self.folder}"
+            raise UserError(f"{leaked} are training documents too, by hashes of {other}; a score means little")
 
     def _drawn(self) -> list[Tokens]:
         """Return the ids of some held-out documents, each with its BOS; nobody knows beforehand which."""
@@ -281,9 +281,9 @@ def document_hash(document: bytes) -> bytes:
     return hashlib.sha256(document).digest()[:HASH_BYTES]
 
 
-def both_hashes(tokenizer: Tokenizer, ids: Tokens) -> set[bytes]:
-    """Return a document's hashes by its ids, which begin with BOS, and by its text; a corpus has one of the two."""
-    return {document_hash(ids.tobytes()), document_hash(tokenizer.decode(ids[1:]))}
+def tokens_hash(tokenizer: Tokenizer, ids: Tokens, kind: HashKind) -> bytes:
+    """Return the hash of a document's ids, which begin with BOS, or of the text that they decode to."""
+    return document_hash(ids.tobytes() if kind == "tokens" else tokenizer.decode(ids[1:]))
 
 
 def set_sha256(hashes: Iterable[bytes]) -> str:

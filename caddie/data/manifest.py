@@ -31,6 +31,9 @@ class Shard:
     sha256: str
 
 
+HashKind = Literal["documents", "tokens"]
+
+
 @dataclass(frozen=True)
 class Split:
     """Sizes of the training or validation split, in documents, tokens and three kinds of bytes."""
@@ -95,7 +98,7 @@ class Manifest:
     train: Split
     """Without shards where the text is for validation alone."""
     validation: Split
-    hashed: Literal["documents", "tokens"]
+    hashed: HashKind
     """Content that document hashes are of: bytes, or ids as little-endian uint16 with BOS."""
     duplicates_removed: int = 0
     """Documents dropped because the same bytes came before."""

@@ -21,6 +21,8 @@ _MOST_MEMORY = 256_000_000
 """Memory that unpacking may ask for."""
 _MOST_LAYERS = 3
 _MOST_SCRIPTS = 8
+_DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$")
+"""Names of files that hold data, not text."""
 _PACKED_SHARE = 0.5
 """A script is packed if one string is at least this share of it."""
 _RAW_LZMA = [{"id": lzma.FILTER_LZMA2}]
@@ -62,18 +64,14 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
         source, unpacked = unpack(text, name, found)
         if (tree := parse(source, name, found)) is not None:
             scripts.append(Script(name, tree, unpacked))
+        others = (one for one in folder.sizes if not one.endswith(".py"))
+        named = [one for one in others if re.search(rf"\b{re.escape(one)}\b", source)]
         if tree is not None and _runs_text(tree):
-            holding = [
-                one for one in folder.sizes if not one.endswith(".py") and re.search(rf"\b{re.escape(one)}\b", source)
-            ]
-            size += sum(folder.sizes[one] for one in holding)
-            for one in holding[:1]:
+            size += sum(folder.sizes[one] for one in named)
+            for one in named[:1]:
                 found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
-        for one in folder.sizes:
-            if re.search(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$", one) and (
-                re.search(rf"\b{re.escape(one)}\b", source)
-            ):
-                found.add("code-hidden", name, f"it names {one}, whose {folder.sizes[one]:,} bytes count too")
+        for one in filter(_DATA.search, named):
+            found.add("code-hidden", name, f"it names {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
         for other in folder.sizes:
             if other.endswith(".py") and other not in seen and other.rpartition("/")[2].removesuffix(".py") in words:

@@ -55,9 +55,8 @@ def main(path: str, *parts: str) -> None:
         connection, printed = connections
         if not os.fork():
             control.close()
-            with open(
-                os.devnull, "rb"
-            ) as nothing:  # the server's own would show a later scorer what this one set on it
+            # The server's own would show a later scorer what this one set on them.
+            with open(os.devnull, "rb") as nothing:
                 os.dup2(nothing.fileno(), 0)
             for output in (1, 2):
                 os.dup2(printed, output)

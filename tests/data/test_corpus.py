@@ -268,5 +268,16 @@ def test_training_documents_are_found_by_the_other_kind_of_hash(kind: str, tmp_p
     write_hashes(tmp_path, [document_hash(other)], own)
     train = replace(found.manifest.train, document_set_sha256=set_sha256([document_hash(other)]))
     forged = Corpus(tmp_path, replace(found.manifest, train=train))
-    with pytest.raises(UserError, match=r"1 of \d validation documents drawn from .* by hashes of another kind"):
+    with pytest.raises(UserError, match=r"1 of \d validation documents drawn from .* by hashes of (documents|tokens);"):
         forged.check_disjoint()
+
+
+def test_a_document_that_its_tokens_change_into_a_training_document_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer in lower case makes `Whole` of `whole`; only the text as it came is hashed."""
+    found = of_documents(tmp_path, b"Whole", b"other")
+    write_hashes(tmp_path, [document_hash(b"whole")], [document_hash(one) for one in (b"Whole", b"other")])
+    train = replace(found.manifest.train, document_set_sha256=set_sha256([document_hash(b"whole")]))
+    monkeypatch.setattr(ByteTokenizer, "decode", lambda self, ids: bytes(ids.tolist()).lower())
+    Corpus(tmp_path, replace(found.manifest, train=train)).check_disjoint()

@@ -182,7 +182,7 @@ def test_other_shards_than_were_hashed_are_found(hashed: str, tmp_path: Path) ->
         corpus: Any = SimpleNamespace(
             train_shards=lambda: [shard(shown[:20]), shard(shown[20:])],
             folder=tmp_path,
-            manifest=SimpleNamespace(tokenizer=tokenizer),
+            manifest=SimpleNamespace(tokenizer=tokenizer, hashed=hashed),
         )
         [found] = check_training_documents(ByteTokenizer(), corpus, 1)
         assert found.name == TRAINED_ON
