@@ -28,6 +28,10 @@ class Budget:
         if self.seconds is None and self.steps is None:
             raise UserError("training needs a budget; set train.seconds or train.steps")
 
+    def __str__(self) -> str:
+        budget = {"train.seconds": self.seconds, "train.steps": self.steps}
+        return " ".join(f"{name}={value:.15g}" for name, value in budget.items() if value is not None)
+
     def progress(self, step: int, seconds: float) -> float:
         """Return the fraction spent, from 0 to 1, after `step` steps that took `seconds`."""
         by_time = seconds / self.seconds if self.seconds else 0.0

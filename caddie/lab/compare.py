@@ -21,7 +21,7 @@ from caddie.lab.measured import listed
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
 from caddie.lab.verdicts import Documents, measure
 from caddie.report.documents import Figures, run_documents
-from caddie.report.read import busy_machine, read_scored_result, result_errors
+from caddie.report.read import read_scored_result, result_errors, training_notes
 from caddie.report.run_files import RESULT
 from caddie.report.tables import crop, number, printable, table
 from caddie.report.units import Unit, convert
@@ -54,8 +54,8 @@ class ScoredRun:
     verified: str | None
     """Its verification in a word or two, as `report.verification` has them."""
     surroundings: Mapping[str, str]
-    busy: str | None
-    """Sentence on other programs that slowed its training down."""
+    notes: tuple[str, ...]
+    """Sentences on what sets its training apart."""
     documents: tuple[Figures, Figures] | None
     """Bytes and bits of each held-out document; None for a run of an older version."""
 
@@ -84,7 +84,7 @@ def read(place: Path) -> ScoredRun:
             under_cap=bool(result["under_cap"]),
             verified=verified(result),
             surroundings={field: str(result[field]) for field in _SURROUNDINGS},
-            busy=busy_machine(result),
+            notes=tuple(training_notes(result)),
             documents=run_documents(path.parent),
         )
     if min(run.tokens, run.source_bytes) < 1:
@@ -227,7 +227,7 @@ def _notes(b: Sequence[ScoredRun], a: Sequence[ScoredRun]) -> list[str]:
     notes += [
         f"{run.place} {said.get(run.verified or '', 'was not verified')}" for run in (*b, *a) if run.verified != "yes"
     ]
-    notes += [f"{run.place}: {run.busy}" for run in (*b, *a) if run.busy]
+    notes += [f"{run.place}: {note}" for run in (*b, *a) for note in run.notes]
     if b[0].sha256["recipe"] == a[0].sha256["recipe"]:
         notes.append("both groups have the same settings")
     notes += [

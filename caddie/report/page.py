@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from caddie.config import show
 from caddie.files import replacing
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
-from caddie.report.read import busy_machine, pick, read_scored_result, read_steps, result_errors
+from caddie.report.read import pick, read_scored_result, read_steps, result_errors, training_notes
 from caddie.report.run_files import LOG, REPORT, RESULT
 from caddie.report.verification import verified
 
@@ -74,7 +74,7 @@ def render(
         line=_line(result),
         beside=_beside(result),
         chart=loss_chart(steps, held_out),
-        busy=busy_machine(result),
+        notes=training_notes(result),
         downloads=_downloads(result, steps, held_out),
         parts=_shares({_PARTS.get(name, name.capitalize()): size for name, size in sizes.items()}, ",d"),
         phases=_shares(phases, ",.1f", _PHASE_COLORS),

@@ -129,6 +129,16 @@ def step_seconds(steps: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     return {"p5": spans[len(spans) // 20], "p95": spans[-1 - len(spans) // 20]}
 
 
+def training_notes(result: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each thing that sets a run apart from one trained in one go on a quiet machine."""
+    notes = [busy] if (busy := busy_machine(result)) else []
+    if earlier := pick(result, "training", "earlier_budgets"):
+        notes.append(
+            f"It was begun with {' and then '.join(map(str, earlier))}, so the same command gives another run."
+        )
+    return notes
+
+
 def busy_machine(result: Mapping[str, Any]) -> str | None:
     """Return one sentence if other programs slowed the training down, judging by the time that its threads received."""
     share = pick(result, "training", "cpu_share")

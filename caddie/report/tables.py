@@ -16,7 +16,7 @@ from typing import Any
 
 from caddie.errors import count
 from caddie.report.charts import is_finite
-from caddie.report.read import busy_machine, pick
+from caddie.report.read import pick, training_notes
 from caddie.report.verification import describe_checks, verified
 
 WIDTH = 79
@@ -216,7 +216,7 @@ def _headline(result: Mapping[str, Any]) -> list[str]:
     if result.get("under_cap") is False:
         over = result["artifact_bytes"] - result["cap_bytes"]
         lines.append(f"THE ARTIFACT IS {over:,} BYTES OVER ITS CAP")
-    lines += [busy_machine(result) or "", *_lost(result["corpus"].get("changed_documents"))]
+    lines += [*map(printable, training_notes(result)), *_lost(result["corpus"].get("changed_documents"))]
     return [part for line in lines for part in textwrap.wrap(line, terminal_width())]
 
 

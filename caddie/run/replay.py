@@ -119,6 +119,8 @@ def compare(first: FinishedRun, second: FinishedRun) -> dict[str, Any]:
         promise = f"a budget of {train.seconds:g} seconds ends where the clock does, so only means over seeds are alike"
     elif not str(first.result.get("device")).startswith("cpu"):
         promise = "a GPU adds in no fixed order"
+    elif earlier := pick(first.result, "training", "earlier_budgets"):
+        promise = f"the run was begun with {' and then '.join(map(str, earlier))}"
     elif causes:
         promise = f"these are others than the run's: {', '.join(cause['what'] for cause in causes)}"
     else:

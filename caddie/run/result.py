@@ -87,6 +87,7 @@ def describe_run(
         "compression": describe_compression(compressed, artifact, corpus),
         "training": {
             "steps": trained.steps,
+            "earlier_budgets": list(trained.earlier_budgets),
             "warmup_steps": trained.warmup_steps,
             "tokens": trained.tokens,
             "tokens_per_second": trained.tokens / max(trained.seconds, 1e-9),

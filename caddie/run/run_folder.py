@@ -30,7 +30,7 @@ from caddie.run.cap import cap_of_stated, files_to_score
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
-from caddie.train.checkpoint import checkpoint_identity, load_weights, restore, weights_identity
+from caddie.train.checkpoint import checkpoint_identity, earlier_budgets, load_weights, restore, weights_identity
 from caddie.train.loop import Interrupted
 from caddie.verify.sandbox import run_in_sandbox
 
@@ -250,7 +250,7 @@ def begin_run(
         folder, [identity, corpus.manifest.validation.document_set_sha256, [f.source for f in files]], ranks
     )
     if (folder / CHECKPOINT).exists():
-        restore(folder / CHECKPOINT, {}, identity)
+        earlier_budgets(folder / CHECKPOINT, restore(folder / CHECKPOINT, {}, identity), recipe.train.budget)
     _check_unchanged(folder, files)
     if ranks.first:
         run = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from caddie.config.schedules import Budget
 from caddie.data.loaders import TrainingData
 from caddie.errors import UserError
 from caddie.files import replacing
@@ -61,6 +62,23 @@ def position_in(path: Path, metadata: Mapping[str, str]) -> tuple[int, int, floa
     if not (0 <= step < 1 << 62 and 0 <= position < 1 << 62 and 0 <= seconds < math.inf):
         raise UserError(f"{path} is not a readable checkpoint (it does not say where it was); remove it to start anew")
     return step, position, seconds, loss
+
+
+def earlier_budgets(path: Path, metadata: Mapping[str, str], budget: Budget) -> tuple[str, ...]:
+    """Return the budgets, other than the present one, under which the steps of a checkpoint's metadata were made.
+
+    Raises `UserError` for a run that has spent more than the present budget under another.
+    """
+    before = tuple(filter(None, metadata.get("budgets", "").split(", ")))
+    if not before or before[-1] == str(budget):
+        return before[:-1]
+    step, _, seconds, _ = position_in(path, metadata)
+    if budget.progress(step, seconds) >= 1.0:
+        raise UserError(
+            f"{path.parent} has trained for {step:,} steps in {seconds:.1f} seconds; {budget} leaves nothing to train: "
+            "name a larger budget, or another --out"
+        )
+    return before
 
 
 def cpu_share_in(metadata: Mapping[str, str]) -> float | None:

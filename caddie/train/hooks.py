@@ -132,6 +132,8 @@ class Checkpoint:
 
     def __init__(self, trainer: Trainer, background: BackgroundJobs, path: Path, identity: dict[str, str]) -> None:
         self.trainer, self.background, self.path, self.identity = trainer, background, path, identity
+        self.earlier_budgets: tuple[str, ...] = ()
+        """Other budgets that the run had before it was interrupted."""
 
     def due(self, done: TrainProgress) -> bool:
         """True if the last one is old enough."""
@@ -150,6 +152,7 @@ class Checkpoint:
         if trainer.ranks.first:
             where = {"step": at.step, "seconds": at.seconds, "position": position, "loss": loss}
             words = {name: repr(value) for name, value in {**where, "cpu_share": cpu_share}.items()}
+            words["budgets"] = ", ".join((*self.earlier_budgets, str(trainer.config.budget)))
             if trainer.asynchronous:  # the next steps change the tensors while they are written
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
             self.background.submit(lambda: save_tensors(self.path, state, {**self.identity, **words}))

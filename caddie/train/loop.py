@@ -29,6 +29,7 @@ from caddie.runtime.progress import SILENT, Progress
 from caddie.train.checkpoint import (
     checkpoint_identity,
     cpu_share_in,
+    earlier_budgets,
     position_in,
     restore,
     save_tensors,
@@ -65,6 +66,8 @@ class Trained:
     cpu_share: float | None
     """Share of its threads' time that training had, interrupted or not, 1 where nothing else ran; None on a GPU, for
     which threads only wait."""
+    earlier_budgets: tuple[str, ...]
+    """Other budgets under which it trained before it was interrupted, and whose schedules its first steps had."""
     peak_bytes: int
     """Most memory taken by the end of training: of the GPU, or of this process."""
 
@@ -157,6 +160,7 @@ def train(
         precision=execution.precision,
         threads=execution.threads,
         cpu_share=share,
+        earlier_budgets=run.checkpoint.earlier_budgets,
         peak_bytes=peak_bytes(ranks.device),
     )
     if data.check_unchanged is not None:
@@ -219,6 +223,9 @@ class TimedRun:
             found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
             step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
             self.at = self.done = TrainProgress(step, seconds, self.budget)
+            earlier = self.checkpoint.earlier_budgets = earlier_budgets(self.checkpoint.path, found, self.budget)
+            if earlier:
+                self.log.note(f"its first {step:,} steps had the schedules of {' and then '.join(earlier)}")
             share, self.first = cpu_share_in(found), step
             self.earlier = (0.0, 0.0) if share is None else (share, seconds)
 

@@ -126,6 +126,12 @@ def test_a_busy_machine_is_told() -> None:
     assert "training got 80% of its threads' time, and most steps took 0.1 to 2 s." in told(0.8, slow=2.0)
 
 
+def test_an_earlier_budget_is_told() -> None:
+    result = make_result()
+    result["training"]["earlier_budgets"] = ["train.steps=1", "train.steps=9"]
+    assert "begun with train.steps=1 and then train.steps=9, so" in " ".join(result_table(result).split())
+
+
 def test_quick_and_slow_steps() -> None:
     events = [{"step": 4 * index, "seconds": 0.4 * index + max(0, index - 30) * 4.0} for index in range(40)]
     assert step_seconds(events) == pytest.approx({"p5": 0.1, "p95": 1.1})

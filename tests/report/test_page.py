@@ -253,6 +253,9 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
     busy["training"] |= {"cpu_share": 0.56, "step_seconds": {"p5": 0.1, "p95": 2.0}}
     said = "The machine was busy: training got 56% of its threads' time, and most steps took 0.1 to 2 s."
     assert said in read(tmp_path, busy).text
+    busy["training"]["earlier_budgets"] = ["train.steps=1"]
+    told = "It was begun with train.steps=1, so the same command gives another run."
+    assert {said, told} <= {*read(tmp_path, busy).text}
 
 
 def test_a_result_from_before_the_curve_is_read(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_a_score_within_rounding_is_the_same(copy: Path, caddie: Call, tmp_path:
         ("result.json", put("NVIDIA H100", "device"), "a GPU adds in no fixed order"),
         ("result.json", put("1.0", "versions", "torch"), "these are others than the run's: torch"),
         ("result.json", put("0" * 64, "source", "program_sha256"), "these are others than the run's: program"),
+        ("result.json", put(["train.steps=1"], "training", "earlier_budgets"), "the run was begun with train.steps=1"),
         ("result.json", put(None, "processor"), "these are others than the run's: processor"),
     ],
 )

@@ -107,6 +107,23 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     assert start["seconds"] > 0
 
 
+def test_a_run_that_goes_on_with_another_budget_says_so(tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("step") == 5 and event["event"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="after step 6"):
+        go(tmp_path, progress=Recorder(stop))
+    with pytest.raises(UserError, match=r"has trained for 6 steps in .* seconds; train.steps=6 leaves nothing"):
+        go(tmp_path, STEPS.but(steps=6))
+    assert go(made(tmp_path / "other"), STEPS).earlier_budgets == ()
+    longer = Recorder(lambda event: None)
+    assert go(tmp_path, STEPS.but(steps=7), progress=longer).earlier_budgets == ("train.steps=8",)
+    assert "its first 6 steps had the schedules of train.steps=8" in longer.notes
+    assert go(tmp_path, STEPS.but(steps=7)).earlier_budgets == ("train.steps=8",), "it was done before"
+    assert go(tmp_path, STEPS.but(steps=9)).earlier_budgets == ("train.steps=8", "train.steps=7")
+
+
 @pytest.mark.long
 def test_the_cpu_share_is_that_of_all_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(event: dict[str, Any]) -> None:
