@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -42,6 +42,9 @@ class Fit(Config):
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """Return a candidate whose file has at most `cap_bytes` bytes; where there is none, the smallest found."""
 
+    def check(self, quantizers: Iterable[Quantizer]) -> None:
+        """Raise `UserError` if these quantizers leave nothing to choose. A run asks before it trains."""
+
 
 class FillCap(Fit):
     """Scale all steps by one factor, so that the file fills the cap to 0.2 % and never exceeds it.
@@ -54,13 +57,17 @@ class FillCap(Fit):
         "openai/parameter-golf tunes clips by hand (SDClip and after); one multiplier as in rate-distortion theory",
     )
 
-    def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
-        """Return the finest candidate that fits."""
-        if all(quantizer.coarser(2.0) == quantizer for quantizer in quantizers.values()):
+    def check(self, quantizers: Iterable[Quantizer]) -> None:
+        """Raise `UserError` if no quantizer has steps to choose."""
+        if all(quantizer.coarser(2.0) == quantizer for quantizer in quantizers):
             raise UserError(
                 "pack.fit: none of pack.quantizers has steps to choose; set one to Waterfilling or to rows "
                 "with SigmaClip, or pack.fit=none"
             )
+
+    def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
+        """Return the finest candidate that fits."""
+        self.check(quantizers.values())
         seen: dict[float, Candidate] = {}
         place: float | None = 0.0
         while place is not None and abs(place) <= _OCTAVES and len(seen) < _CANDIDATES:

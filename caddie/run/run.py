@@ -120,7 +120,9 @@ def check_recipe(recipe: Recipe, world: int = 1) -> None:
     """Raise the `UserError` that would else come after hours of preparing and training."""
     model = recipe.model.outline()
     assign(recipe.train.optimizers, model, "train.optimizers")
-    assign(recipe.pack.quantizers, model, "pack.quantizers")
+    quantizers = assign(recipe.pack.quantizers, model, "pack.quantizers")
+    if recipe.pack.fit is not None:
+        recipe.pack.fit.check(quantizers.values())
     check_windows(recipe.score.sequence_length, recipe.score.stride)
     if not files_to_score(recipe):  # a user's own scorer may need weights
         recipe.score.scorer(model, bos=0)

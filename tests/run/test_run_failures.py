@@ -85,6 +85,18 @@ def test_a_cap_below_tokenizer_and_settings_is_refused_before_training(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_a_fit_without_steps_is_refused_before_training(
+    verb: str, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = [f"pack.quantizers.{role}=Rows(bits=6)" for role in ("embedding", "matrix", "head")]
+    folder, settings = tmp_path / "out", [one for one in tiny_run.settings if one != "pack.fit=none"]
+    ended = caddie(verb, "tiny", *settings, *rows, "--data", tiny_run.corpus, "--out", folder, "--quiet")
+    assert ended.status == 2
+    assert "none of pack.quantizers has steps to choose" in ended.err
+    assert not folder.exists()
+
+
 def test_a_second_run_is_refused_by_one_line_and_changes_nothing(
     tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
 ) -> None:
