@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from caddie.config import plain
+from caddie.config import show
 from caddie.errors import UserError, count
 from caddie.recipes.catalog import find
 from caddie.report.tables import markdown_lines
@@ -48,14 +48,19 @@ def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, off
         "## Bytes",
         *_bytes(max(runs, key=lambda run: run.counted_bytes), facts["bytes_code"]),
         "## Run it",
-        "    pip install -r requirements.txt\n"
-        "    DATA_PATH=DIR SEED=1337 torchrun --standalone --nproc_per_node=8 train_gpt.py",
+        f"    pip install -r requirements.txt\n    DATA_PATH=DIR SEED={runs[0].seed} {_launcher(first)} train_gpt.py",
         "`train_gpt.py` trains, packs and scores, and says in its head how it finds the data. caddie wrote it; the\n"
         f"runs here were made by caddie {first['versions']['caddie']} with the same source:\n\n" + "\n".join(commands),
         "## Facts",
         "\n".join([*_facts(runs), *_scored_again(off)]),
     ]
     return "\n\n".join(paragraphs) + "\n"
+
+
+def _launcher(result: Mapping[str, Any]) -> str:
+    """Return what starts the script with as many processes as the run had."""
+    single = result["world"] == 1 and result["device"].startswith("cpu")
+    return "python" if single else f"torchrun --standalone --nproc_per_node={result['world']}"
 
 
 def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> str:
@@ -93,7 +98,7 @@ def _settings(run: Run) -> list[str]:
     if known is None:
         return [f"It has {f'the base `{base}`' if base else 'no base'}; `train_gpt.py` holds every setting."]
     before, after = (
-        {path: plain(value) for path, value in diff.items()} for diff in (settings.diff(known), known.diff(settings))
+        {path: show(value) for path, value in diff.items()} for diff in (settings.diff(known), known.diff(settings))
     )
     rows = ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in after.items())
     table = "\n".join(markdown_lines(("setting", str(base), "here"), rows))

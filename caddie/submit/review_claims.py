@@ -63,6 +63,8 @@ def read_claims(data: Mapping[str, Any], file: str, found: Findings) -> Claims:
         if data.get(name) is not None and (not isinstance(data[name], types) or isinstance(data[name], bool)):
             wanted = " or ".join(one.__name__.replace("Decimal", "float") for one in types)
             found.add("json-type", file, f"{name} is {_kind(data[name])}, where merged records have {wanted}")
+        elif isinstance(data.get(name), _NUMBER) and data[name] < 0:
+            found.add("json-type", file, f"{name} is {data[name]}, below 0")
     inner = data.get("results")
     data = {**(inner if isinstance(inner, dict) else {}), **data}
     score, std, p_value = _score(data, file, found), _decimal(data.get("val_bpb_std")), _decimal(data.get("p_value"))

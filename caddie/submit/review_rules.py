@@ -68,8 +68,8 @@ RULES: Mapping[str, Rule] = {
     "seed-name": Rule("warning", PRACTICE, "a log is of the seed in its name"),
     "seed-other": Rule("warning", PRACTICE, "logs beside those of the score do not fill up the seeds", None),
     "configuration": Rule("error", PRACTICE, "all seeds have one configuration", None),
-    "p-value": Rule("note", README, "Welch's one-sided test against the base", None),
-    "p-value-weak": Rule("warning", "#1900, #1902", "p is below 0.25 against the base", None),
+    "p-value": Rule("note", README, "Welch's one-sided test against the base"),
+    "p-value-weak": Rule("warning", "#1900, #1902", "p is below 0.25 against the base", "note"),
     "p-value-claim": Rule("warning", PRACTICE, "the stated p-value follows from the seeds", None),
     # data
     "validation-set": Rule("error", README, "the whole official validation set is scored"),
@@ -87,6 +87,7 @@ RULES: Mapping[str, Rule] = {
     "target-hints": Rule("error", FOUR, "hints do not look at the target"),
     # script, by its syntax tree: signs, not proofs
     "code-unread": Rule("note", "this checker", "the script can be read without being run"),
+    "code-syntax": Rule("warning", "this checker", "the script is Python"),
     "code-trains-on-validation": Rule("warning", FOUR, "no function trains on validation text unscored"),
     "code-update-first": Rule("warning", FOUR, "tokens are scored before parameters are fitted on them"),
     "code-rescoring": Rule("warning", FOUR, "nothing is scored again after the model learned from it"),

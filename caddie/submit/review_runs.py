@@ -98,7 +98,7 @@ def check_runs(stated: Stated, base: Stated | None, script_bytes: int, found: Fi
     _check_training_text(stated, base.logs if base else [], found)
     scores = [float(score) for score in _seed_scores(stated)]
     theirs = [float(score) for score in _seed_scores(base)] if base else stated.claims.base
-    _check_p_value(scores, theirs, stated.claims, found)
+    _check_p_value(scores, theirs, stated.claims, found, asked=base is not None)
 
 
 def _check_log(log: Log, stated: Stated, script_bytes: int, found: Findings) -> None:
@@ -375,12 +375,15 @@ def _reading(log: Log) -> list[str]:
     return [log.settings.get(name, ("", 0))[0].rpartition("/")[2] for name in _READING]
 
 
-def _check_p_value(scores: Sequence[float], base: Sequence[float], claims: Claims, found: Findings) -> None:
-    """Recompute the one-sided p of Welch's test that the scores are better than the base's."""
-    if min(len(scores), len(base)) < 2:
-        return
-    p = welch(base, scores).p_above(0.0)
-    if math.isnan(p):  # no seed differs from another
+def _check_p_value(
+    scores: Sequence[float], base: Sequence[float], claims: Claims, found: Findings, *, asked: bool
+) -> None:
+    """Recompute the one-sided p of Welch's test that the scores are better than the base's; say if `asked` in vain."""
+    p = welch(base, scores).p_above(0.0) if min(len(scores), len(base)) > 1 else math.nan
+    if math.isnan(p):
+        said = f"seeds on either side, with scores that differ; here are {len(scores)}, and the base has {len(base)}"
+        if asked:
+            found.add("p-value", claims.file, f"no p-value against the base: it takes two {said}")
         return
     said = f"p = {p:.4g}, {len(scores)} seeds of mean {fmean(scores):.5f} against {len(base)} of {fmean(base):.5f}"
     found.add("p-value" if p < 0.25 else "p-value-weak", claims.file, f"{said} (Welch, one-sided)")

@@ -62,7 +62,7 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
             continue
         size += folder.sizes[name] if name.rpartition("/")[2].startswith("train") else 0
         source, unpacked = unpack(text, name, found)
-        if (tree := parse(source, name, found)) is not None:
+        if (tree := parse(source, name, found, "code-syntax" if name == main else "code-unread")) is not None:
             scripts.append(Script(name, tree, unpacked))
         others = (one for one in folder.sizes if not one.endswith(".py"))
         named = [one for one in others if re.search(rf"\b{re.escape(one)}\b", source)]
@@ -104,13 +104,16 @@ def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
     return source, layers > 0
 
 
-def parse(source: str, name: str, found: Findings) -> ast.Module | None:
-    """Return the syntax tree; f-strings of Python 3.12 that an older Python does not read are blanked."""
+def parse(source: str, name: str, found: Findings, rule: str = "code-unread") -> ast.Module | None:
+    """Return the syntax tree, or None with a finding of a rule.
+
+    F-strings of Python 3.12 that an older Python does not read are blanked.
+    """
     for read in (str, blank_f_strings):
         tree = _tree(read(source))
         if isinstance(tree, ast.Module):
             return tree
-    found.add("code-unread", name, f"{tree}; its source was not checked")
+    found.add(rule, name, f"{tree}; its source was not checked")
     return None
 
 

@@ -133,6 +133,7 @@ JSON: dict[str, tuple[str, Any]] = {
     "score text": ("json-score", {"val_bpb": "TBD"}),
     "field": ("json-field", {"author": ""}),
     "type": ("json-type", {"bytes_total": "15 MB"}),
+    "below zero": ("json-type", {"bytes_code": -5}),
     "boolean": ("json-type", {"bytes_total": True}),
     "mean": ("score-mean", {"val_bpb": 1.10051234}),
     "mean digits": ("score-mean-digits", {"val_bpb": 1.10112712}),
@@ -535,4 +536,15 @@ def test_many_scoring_lines_and_numbers_are_bounded(tmp_path: Path) -> None:
 def test_seeds_that_do_not_differ_have_no_p_value(tmp_path: Path) -> None:
     same = {"seed_results": {str(seed): {"val_bpb": 1.1} for seed in SCORES}}
     against = write_submission(tmp_path / "base", same)
-    assert not [one for one in review(against, against).findings if one.rule.startswith("p-value")]
+    assert not [one for one in review(against).findings if one.rule.startswith("p-value")]
+    assert found(review(against, against), "p-value").sentence.endswith("here are 3, and the base has 3")
+
+
+@pytest.mark.parametrize("track", ["track_10min_16mb", "track_non_record_16mb"])
+def test_a_base_without_scores_gives_no_p_value_and_a_word(track: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / track).mkdir()
+    result = review(write_submission(tmp_path / track / "a"), tmp_path / "empty")
+    one = found(result, "p-value")
+    assert (one.severity, one.sentence[:31]) == ("note", "no p-value against the base: it")
+    assert one.sentence.endswith("here are 3, and the base has 0")

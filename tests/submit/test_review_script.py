@@ -235,12 +235,19 @@ def test_a_packed_script_is_read_without_being_run(codec: str, tmp_path: Path) -
     ],
     ids=["broken", "zeros", "syntax", "brackets", "signs", "attributes", "braces"],
 )
-def test_a_script_that_cannot_be_read_is_a_note(script: str, tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_read_is_no_error(script: str, tmp_path: Path) -> None:
     start = time.monotonic()
     result = review(write_submission(tmp_path / "a", None, script))
     assert time.monotonic() - start < 20
     assert {one.severity for one in result.findings if one.rule == "code-unread"} <= {"note"}
+    warned = [one.sentence for one in result.findings if one.rule == "code-syntax"]
+    assert all(one.startswith(("it is not Python", "it is nested too deeply")) for one in warned)
     assert not [one for one in result.findings if one.severity == "error"]
+
+
+def test_a_script_that_is_not_python_is_worth_a_warning(tmp_path: Path) -> None:
+    result = review(write_submission(tmp_path / "a", None, "def f(:\n"))
+    assert [one.severity for one in result.findings if one.rule == "code-syntax"] == ["warning"]
 
 
 def test_what_unpacks_to_much_is_not_unpacked(tmp_path: Path) -> None:

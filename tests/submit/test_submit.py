@@ -148,8 +148,10 @@ def test_a_folder_holds_what_the_contest_takes(runs: list[Path], tiny_run: Any, 
     assert facts["seed_results"]["42"]["val_bpb"] == 5.25
     assert re.fullmatch(r"numpy==[\d.]+\ntorch==[\d.]+\n", (out / "requirements.txt").read_text())
     page = (out / "README.md").read_text()
-    for said in (f"{facts['val_bpb']:.5f}", "5.25000000", "sample", f"{code_bytes:,}", "not the contest's", "torchrun"):
+    for said in (f"{facts['val_bpb']:.5f}", "5.25000000", "sample", f"{code_bytes:,}", "not the contest's"):
         assert said in page
+    assert "    DATA_PATH=DIR SEED=7 python train_gpt.py\n" in page, "as the runs were: one process on a CPU"
+    assert " `RawBytes` |" in page
     assert f"| `train.steps` | `20000` | `{printed['training']['steps']}` |" in page
 
 

@@ -124,6 +124,9 @@ def test_its_bytes_do_not_depend_on_the_process(tmp_path: Path) -> None:
 def test_its_source_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "train_gpt.py").write_bytes(script(find("tiny").to_json()))
     subprocess.run([sys.executable, "-I", "train_gpt.py", "--unpack", "source"], cwd=tmp_path, check=True)
+    for arguments in (["--help"], ["--unpack"]):
+        told = subprocess.run([sys.executable, "-I", "train_gpt.py", *arguments], cwd=tmp_path, capture_output=True)
+        assert (told.returncode, b"DATA_PATH=DIR SEED=" in told.stderr) == (1, True)
     names = {path.relative_to(tmp_path / "source").as_posix() for path in (tmp_path / "source").rglob("*.py")}
     assert names == set(source_bundle.source_needed(source_bundle.TRAINING).files)
 
