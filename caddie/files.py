@@ -162,11 +162,28 @@ def expanded(path: str | Path) -> Path:
 
 
 def check_new_file(path: Path, option: str = "--out") -> None:
-    """Raise `UserError` if `path`, which `option` names, exists or has no folder: before the work, not after it."""
+    """Raise `UserError` if no new file can be made at `path`, which `option` names: before the work, not after it."""
     if os.path.lexists(path):
         raise UserError(f"{path} exists; name another file with {option} or remove it")
     if not path.absolute().parent.is_dir():
         raise UserError(f"no folder {path.parent}; make it, or name another file with {option}")
+    check_writable(path.absolute().parent, option)
+
+
+def check_new_folder(folder: Path, option: str = "--out") -> None:
+    """Raise `UserError` if no new folder can be made at `folder`, which `option` names. Missing ones above it can."""
+    if os.path.lexists(folder):
+        raise UserError(f"{folder} exists; name a new folder with {option}")
+    above = next(place for place in folder.absolute().parents if os.path.lexists(place))
+    if not above.is_dir():
+        raise UserError(f"{above} is not a folder; name another with {option}")
+    check_writable(above, option)
+
+
+def check_writable(folder: Path, option: str = "--out") -> None:
+    """Raise `UserError` if nothing can be written in a folder; `option` names another."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder} cannot be written to; name another place with {option}")
 
 
 def regular_bytes(path: Path) -> bytes:

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from caddie.errors import UserError
-from caddie.files import expanded, making, read_file, replacing, unfinished
+from caddie.files import (
+    check_new_file,
+    check_new_folder,
+    expanded,
+    making,
+    read_file,
+    replacing,
+    unfinished,
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +139,23 @@ def test_a_folder_that_was_to_be_replaced_is_still_there_after_an_interruption_b
     with pytest.raises(KeyboardInterrupt), making(folder, replaces=True) as partial:
         (partial / "new").touch()
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["corpus", "corpus/old"]
+
+
+def test_a_place_that_takes_no_new_file_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    check_new_file(tmp_path / "new")
+    check_new_folder(tmp_path / "new" / "below")
+    with pytest.raises(UserError, match=r"file exists; name another file with --documents"):
+        check_new_file(tmp_path / "file", "--documents")
+    with pytest.raises(UserError, match=r"no folder .*new; make it"):
+        check_new_file(tmp_path / "new" / "below")
+    with pytest.raises(UserError, match=r"file exists; name a new folder"):
+        check_new_folder(tmp_path / "file")
+    with pytest.raises(UserError, match=r"file is not a folder; name another with --out"):
+        check_new_folder(tmp_path / "file" / "new" / "below")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write anywhere
+    for check in (check_new_file, check_new_folder):
+        with pytest.raises(UserError, match=rf"{tmp_path.name} cannot be written to; name another place with --out"):
+            check(tmp_path / "new")

@@ -52,7 +52,7 @@ def end(command: Callable[[], object]) -> NoReturn:
     except BrokenPipeError:
         with suppress(OSError):
             sys.stdout.close()
-        status = 1
+        status = 128 + 13  # as a shell says of a program that SIGPIPE ended
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         status = fail(f"{where}{error.strerror or error}", 2)

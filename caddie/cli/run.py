@@ -18,7 +18,7 @@ from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
 from caddie.config.userfile import user_files
 from caddie.errors import CheckFailed, UserError, count
-from caddie.files import check_new_file
+from caddie.files import check_new_file, check_writable
 from caddie.report.display import Display
 from caddie.report.read import known_number, pick, read_json
 from caddie.report.run_files import ARTIFACT, PARTS, REPORT, RESULT
@@ -256,6 +256,7 @@ def pack(
             display.note(str(cap))
         key = f"-{recipe.pack.key()}" if changes.keys() - {"pack.cap_bytes"} else ""  # several may have one cap
         path = out or folder / (f"artifact-{cap.cap_bytes}{key}.caddie" if settings else ARTIFACT)
+        check_writable(path.parent)
         ranks = Ranks(device=local_device())
         check_stages(recipe.model, recipe.pack, recipe.score, 0, ranks, {"packing": 1})
         weights, calibrations = run_weights(folder, recipe, corpus), {}

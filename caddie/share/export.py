@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from caddie.errors import UserError, suggest
-from caddie.files import check_new_file, making, write_json
+from caddie.files import check_new_file, check_writable, making, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.share.html_page import write_page
 from caddie.share.pull import HUB, artifact_file
@@ -132,6 +132,7 @@ def export(place: Path, form: str, out: Path | None = None) -> Path:
         of_hub = place.as_posix().startswith(HUB)
         base = Path(place.name.partition("@")[0]) if of_hub else path.with_suffix("")
         out = base.with_name(f"{base.name}.html" if form == "html" else f"{base.name}-{form}")
+        check_writable(out.absolute().parent)
     if out.exists() and out.samefile(path):
         raise UserError(f"{out} is the artifact itself; name another path with --out")
     FORMATS[form](load(path), out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.files import making
+from caddie.files import check_new_folder, making
 from caddie.lab.compare import read_group
 from caddie.pack.artifact import load, load_tokenizer
 from caddie.pack.source_bundle import TRAINING, script, source_needed
@@ -56,8 +55,7 @@ def submit(
     `UserError`, before anything is written, for runs that the track does not take, and for a result that says other
     than the run's files or a new scoring.
     """
-    if os.path.lexists(out):  # said before the work
-        raise UserError(f"{out} exists; name a new folder by --out")
+    check_new_folder(out)
     if not re.fullmatch(r"[A-Za-z0-9](-?[A-Za-z0-9]){0,38}", github_id):
         raise UserError(f"--github-id takes a name on GitHub, as octocat, not {github_id!r}")
     runs = [read_run(run.place) for run in read_group(places)]

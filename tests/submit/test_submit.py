@@ -381,7 +381,7 @@ def test_a_folder_is_written_whole_or_not_at_all(
 ) -> None:
     Path("out").mkdir()
     ended = caddie("submit", *runs, "--out", "out", *NAMES)
-    assert (ended.status, ended.err) == (2, "caddie: out exists; name a new folder by --out\n")
+    assert (ended.status, ended.err) == (2, "caddie: out exists; name a new folder with --out\n")
     ended = caddie("submit", *runs, "--out", runs[0] / "result.json" / "out", *NAMES)
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     before, written = set(Path().rglob("*")), Path.write_text
