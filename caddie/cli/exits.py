@@ -19,6 +19,9 @@ from caddie.errors import CheckFailed, UserError
 from caddie.report.tables import one_line
 from caddie.runtime.interrupt import MESSAGES
 
+_CLOSED_PIPE = 128 + 13
+"""Status when nobody reads the output any more, as a shell says of a program that SIGPIPE ended."""
+
 
 class Terminated(BaseException):
     """Raised by SIGTERM."""
@@ -29,13 +32,13 @@ def end(command: Callable[[], object]) -> NoReturn:
 
     SIGTERM unwinds it as Ctrl-C does, so that it leaves no unfinished file.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    before, stdout = signal.getsignal(signal.SIGTERM), sys.stdout
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _terminate)
         status = command()
     except SystemExit as error:
-        status = error.code
+        status = error.code if sys.stdout is stdout else _CLOSED_PIPE  # for which click wraps it, and exits with 1
     except (KeyboardInterrupt, click.exceptions.Abort):
         status = _stopped(signal.SIGINT)
     except Terminated:
@@ -52,7 +55,7 @@ def end(command: Callable[[], object]) -> NoReturn:
     except BrokenPipeError:
         with suppress(OSError):
             sys.stdout.close()
-        status = 128 + 13  # as a shell says of a program that SIGPIPE ended
+        status = _CLOSED_PIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         status = fail(f"{where}{error.strerror or error}", 2)

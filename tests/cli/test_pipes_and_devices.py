@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -108,6 +110,14 @@ def make(name: str, kind: str) -> None:
         os.mkfifo(name)
     else:
         os.symlink("/dev/zero", name)
+
+
+def test_a_reader_that_leaves_ends_it_without_a_word_and_not_as_a_failed_check() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, "-m", "caddie", "recipes"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
