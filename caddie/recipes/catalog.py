@@ -49,6 +49,12 @@ def shipped() -> dict[str, Recipe]:
     return dict(_SHIPPED)
 
 
+def _beside(file: Path, base: str) -> str:
+    """Return the base that a recipe file names, as the path beside that file where there is one."""
+    beside = file.parent / base.partition(":")[0]
+    return str(file.parent / base) if base not in _SHIPPED and beside.exists() else base
+
+
 def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
     """Return a recipe by its name or alias; its twins are `NAME_mini` and `NAME_scale`, a user's own `FILE.py:NAME`.
 
@@ -59,7 +65,7 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
     if name not in _SHIPPED and (file := recipe_path(name)) is not None:
         if (place := file.absolute()) in within:
             raise UserError(f"{file} is based on itself")
-        return read_recipe(file, lambda base: find(base, (*within, place)))
+        return read_recipe(file, lambda base: find(_beside(file, base), (*within, place)))
     path, colon, attribute = name.rpartition(":")
     if path == "seed_000":
         raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")

@@ -87,6 +87,17 @@ def test_json_and_toml_say_the_same_and_lie_on_each_other() -> None:
     assert find("mine.toml").settings.diff(other.settings) == {"model.depth": 4, "train.steps": 7}
 
 
+def test_a_base_is_looked_for_beside_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("recipes").mkdir()
+    write("recipes/a.toml", 'base = "tiny"\nmodel.depth = 3')
+    write("recipes/b.toml", 'base = "a.toml"\nmodel.width = 48')
+    write("recipes/mine.py", "import caddie\nchanged = caddie.find('tiny').but({'model.depth': 5})\n")
+    write("recipes/c.toml", 'base = "mine.py:changed"\nmodel.width = 48')
+    assert [find(f"recipes/{name}.toml").model.depth for name in "bc"] == [3, 5]
+    monkeypatch.chdir("recipes")
+    assert [find(f"{name}.toml").model.depth for name in "bc"] == [3, 5]
+
+
 @pytest.mark.parametrize("name", ["growing_rows", "ngram_tilt", "champion", "tiny"])
 def test_a_whole_recipe_comes_back(name: str) -> None:
     recipe = shipped()[name]
