@@ -46,6 +46,12 @@ def end(command: Callable[[], object]) -> NoReturn:
     except click.ClickException as error:
         hint = getattr(error, "ctx", None)
         usage = f"; see `{hint.command_path} --help`" if hint else ""
+        if (
+            isinstance(error, click.NoSuchOption)
+            and hint
+            and any(one.name == "settings" for one in hint.command.params)
+        ):
+            usage = f"; settings have no dashes: PATH=VALUE, as train.steps=100{usage}"
         said = " ".join(error.format_message().split()).rstrip(".")
         said = re.sub("not a valid integer( range)?", "not a whole number", said)
         said = re.sub("not a valid float( range)?", "not a number", said)

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,7 @@ def train(
     kept = [word for file in user_files(recipe) for word in ("--parts", str(folder / PARTS / file.path.name))]
     facts = {"folder": str(folder), "steps": trained.steps, "tokens": trained.tokens, "loss": trained.final_loss}
     hint = shlex.join(["caddie", "pack", str(folder), *kept])
-    return facts, f"{trained.steps:,} steps; weights in {folder}; next: {hint}"
+    return facts, f"{count(trained.steps, 'step')}; weights in {folder}; next: {hint}"
 
 
 @click.command()
@@ -236,6 +237,7 @@ def pack(
     from caddie.run.result import describe_compression
     from caddie.run.run import metadata_of
     from caddie.run.run_folder import read_run, run_weights
+    from caddie.run.run_lock import locked
     from caddie.run.stages import calibrate_recipe
     from caddie.runtime.distributed import Ranks, local_device
     from caddie.train.stage_memory import check_stages
@@ -248,7 +250,7 @@ def pack(
             facts = compare_packings(folder, _caps(recipe, settings, out), display, parts)
         tell(facts, as_json, summary(facts))
         return
-    with Display(quiet=quiet) as display:
+    with Display(quiet=quiet) as display, nullcontext() if out else locked(folder):
         recipe = recipe.but(changes := assignments(settings, _pack_setting))
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
         cap = cap_of_recipe(recipe, metadata)

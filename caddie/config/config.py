@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import math
+import re
 import types
 import typing
 import warnings
@@ -300,7 +301,11 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     required = [field.name for field in fields(cls) if field.default is field.default_factory is MISSING]
     if missing := [setting for setting in required if setting not in settings]:
         raise UserError(f"{where}{kind} needs {', '.join(missing)}")
-    return cls(**settings)
+    try:
+        return cls(**settings)
+    except UserError as error:
+        of_setting = re.split(r"\W", str(error), maxsplit=1)[0] in field_types(cls)
+        raise UserError(f"{name}.{error}" if name and of_setting else f"{where}{error}") from None
 
 
 def _coerce_scalar(value: object, annotation: type, name: str) -> Any:

@@ -36,6 +36,8 @@ PARQUET, ROWS = ".parquet", 256
 HUB, CONVERTED = "hf:", "refs/convert/parquet"
 DOWNLOADS = Path("data") / "hub"
 """Folder of files from the hub, below the working directory."""
+OWN_FOLDERS = ({"manifest.json", "documents.npz"}, {"recipe.json", "log.jsonl"})
+"""Files by which a corpus and a run are known; their folders are no text."""
 UNCUT_BYTES = 1 << 16
 PIECE_BYTES = 1 << 14
 BLANK_LINE, LINE_END = re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n")
@@ -191,7 +193,7 @@ def cut(text: bytes) -> Iterator[bytes]:
 
 
 def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
-    """Yield the files below a folder in order, each folder once, linked ones too.
+    """Yield the files below a folder in order, each folder once, linked ones too, without corpora and runs.
 
     Raises `UserError` for a folder that cannot be read.
     """
@@ -205,6 +207,9 @@ def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(place)
+        if Path(folder) != root and any(names <= {*files} for names in OWN_FOLDERS):  # as below `--data .`
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not skipped.fullmatch(name))
         for name in sorted(files):
             path = Path(folder, name)

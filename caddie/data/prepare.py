@@ -49,8 +49,12 @@ def prepare(
     progress: Progress,
     held_out_only: bool = False,
     column: str | None = None,
+    keep: bool = False,
 ) -> Corpus:
     """Return the corpus of a source (see `documents.find`), prepared in `folder` unless it is there already.
+
+    A corpus there of another text, or of this one before it changed, is replaced; with `keep` it stays, for runs may
+    need it, and the new one is made beside it.
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
     described in place. With `held_out_only` the training documents are split off and
@@ -71,6 +75,11 @@ def prepare(
     inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
     if found := corpus.reusable(folder, inputs):
         return found
+    if keep and corpus.is_corpus(folder):
+        folder = folder.with_name(f"{folder.name}-{inputs[:8]}")
+        if found := corpus.reusable(folder, inputs):
+            return found
+        progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {folder}")
     sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")

@@ -47,7 +47,8 @@ class Text:
         if not sizes:
             raise UserError(f"{self.source.description}: no documents; give text")
         if skipped:
-            progress.note(f"skipped, for they are not text: {count(len(skipped), 'file')}")
+            first = ", ".join(path.name for path in skipped[:3])
+            progress.note(f"skipped, not text: {count(len(skipped), 'file')}, {first}{', …' if skipped[3:] else ''}")
         total, duplicates = sum(sizes.values()), number - len(sizes)
         documents, dropped = count(len(sizes), "document"), count(duplicates, "duplicate")
         progress.note(f"{documents}, {total:,} bytes; {dropped} dropped")

@@ -67,6 +67,8 @@ class ScoredRun:
 def read(place: Path) -> ScoredRun:
     """Read a run folder or its `result.json`. Raises `UserError` if it is not finished or cannot be compared."""
     path = place / RESULT if place.is_dir() else place
+    if not place.exists():
+        raise UserError(f"no {place}; name the folders of finished runs")
     if not path.exists():
         raise UserError(f"{place} holds no result.json, so it is no finished run; finish it or leave it out")
     with result_errors(path, "a comparison"):

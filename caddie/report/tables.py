@@ -292,7 +292,7 @@ def _policies(result: Mapping[str, Any]) -> list[str]:
     if terminal_width() < WIDTH and rows:
         lines = table(rows[1:], rows[0]).split("\n")
     else:
-        lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17}{c:>15}{d:>15}" for name, a, b, c, d in rows]
+        lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17} {c:>14} {d:>14}" for name, a, b, c, d in rows]
     machines = dict.fromkeys(printable(entry["hardware"]) for entry in policies if entry["hardware"])
     notes = [f"{printable(entry['name'])}: {printable(entry['why'])}" for entry in policies if entry.get("why")]
     notes += [f"seconds of this machine; budgets are for {', '.join(machines)}"] if machines else []

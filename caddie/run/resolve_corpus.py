@@ -70,6 +70,7 @@ def open_corpus(
             validation_fraction=data.validation_fraction,
             progress=progress,
             column=column,
+            keep=folder is None,
         )
         if (vocabulary := corpus.manifest.tokenizer.vocabulary) != size:
             raise UserError(

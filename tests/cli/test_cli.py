@@ -530,3 +530,16 @@ def test_a_text_shorter_than_a_chunk_says_that_nothing_was_learned(
     tokens = facts["adaptive"]["tokens"]
     said = f"Nothing was learned on the way: the text's {tokens:,} predictions are less than one chunk"
     assert facts["notes"] == ([] if learned else [f"{said}; set score.ttt.chunk_tokens below {tokens:,}."])
+
+
+def test_a_setting_typed_as_an_option_is_shown_as_a_setting(caddie: Call) -> None:
+    ended = caddie("run", "tiny", "--steps", "10")
+    assert ended.status == 2
+    assert "No such option '--steps'" in ended.err
+    assert "settings have no dashes: PATH=VALUE, as train.steps=100; see `caddie run --help`" in ended.err
+    assert "settings" not in caddie("recipes", "--steps").err, "it takes none"
+
+
+def test_a_run_that_is_not_there_is_named(caddie: Call, tmp_path: Path) -> None:
+    ended = caddie("compare", tmp_path / "none", "--against", tmp_path)
+    assert (ended.status, ended.err) == (2, f"caddie: no {tmp_path / 'none'}; name the folders of finished runs\n")

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import pkgutil
+import re
 import typing
 from typing import Any
 
@@ -292,6 +293,19 @@ def test_a_wrong_exception_is_an_error_at_once() -> None:
         GPT(layers={"0": {"mlp.hiden": 4}})
     with pytest.raises(UserError, match=r"mlp\.hidden must be from 1"):
         BASE.but({"model.layers.0": {"mlp.hidden": 0}})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("pack.quantizers.matrix", "Rows(bits=99)", "pack.quantizers.matrix.bits must be from 2 to 8"),
+        ("pack.quantizers.matrix", "Gptq(of=Rows(bits=99))", "pack.quantizers.matrix.of.bits must be from 2 to 8"),
+        ("train.lr_schedule", "Ramp(start=1, end=0, begin=0.9, finish=0.1)", "train.lr_schedule: Ramp begins at 0.9"),
+    ],
+)
+def test_a_mistake_inside_a_class_is_named_by_its_whole_path(path: str, value: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"^{re.escape(message)}"):
+        Recipe().but(dict([parse_assignment(f"{path}={value}")]))
 
 
 def test_an_exception_may_hold_a_config_and_travels_as_json() -> None:

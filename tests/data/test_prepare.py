@@ -37,6 +37,7 @@ from caddie.data.tokenizers import (
 )
 from caddie.errors import UserError
 from caddie.files import unfinished
+from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
 from caddie.run import resolve_corpus as corpora
 from caddie.run.stages import held_out_text, training_data
@@ -460,6 +461,36 @@ def test_a_corpus_is_reused_until_something_changes(text: Path, tmp_path: Path, 
     assert len(make(text, made.folder).train_shards()) == 1
 
 
+def test_the_corpus_of_a_text_that_changed_is_kept_for_the_runs_that_need_it(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = find("tiny").but({"data.tokenizer": RawBytes(), "model.vocabulary": 257})
+    first = corpora.open_corpus(recipe, str(text), SILENT)
+    assert corpora.open_corpus(recipe, str(text), SILENT).folder == first.folder
+    text.write_bytes(lines(*TEXTS[:50]))
+    second = corpora.open_corpus(recipe, str(text), SILENT)
+    assert second.folder != first.folder
+    assert corpora.open_corpus(recipe, str(text), SILENT).folder == second.folder
+    assert Corpus.load(first.folder).manifest == first.manifest
+    assert second.manifest.train.documents + second.manifest.validation.documents == 50
+
+
+def test_corpora_and_runs_below_a_folder_of_text_are_no_text(text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, held in zip(("a.txt", "b.txt"), TEXTS, strict=False):
+        (folder / name).write_text(str(held))
+    make(text, folder / "data" / "corpus")
+    run = folder / "runs" / "tiny"
+    run.mkdir(parents=True)
+    for name in ("recipe.json", "log.jsonl"):
+        (run / name).write_text("{}")
+    assert [path.name for path in sources.find(folder).files] == ["a.txt", "b.txt"]
+    (run / "log.jsonl").unlink()
+    assert "recipe.json" in [path.name for path in sources.find(folder).files], "which may be one of a cook's"
+
+
 def test_a_failure_leaves_no_folder(text: Path, tmp_path: Path) -> None:
     class Broken(ByteTokenizer):
         def encode_many(self, documents):  # type: ignore[no-untyped-def]
@@ -565,7 +596,7 @@ def test_what_is_said_of_a_text_agrees_in_number(tmp_path: Path) -> None:
     said = "\n".join(progress.notes)
     assert f"reading {tmp_path / 'a.jsonl'}\n2 documents, 6 bytes; 1 duplicate dropped" in said
     assert f"reading {tmp_path / 'b.jsonl'}\n1 document, 5 bytes; 0 duplicates dropped" in said
-    assert "\nskipped, for they are not text: 1 file\n1 document, 5 bytes; 0 duplicates dropped" in said
+    assert "\nskipped, not text: 1 file, picture.png\n1 document, 5 bytes; 0 duplicates dropped" in said
     assert said.count("skipped") == 1
     assert "train: 1 document, 3 bytes, 4 tokens" in said
 

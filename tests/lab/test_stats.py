@@ -557,7 +557,7 @@ def test_an_unfinished_run_and_a_margin_without_end_are_refused(groups: Any, tmp
     (tmp_path / "killed").mkdir()
     for arguments, says in (
         ([tmp_path / "killed", "--against", *a], "holds no result.json, so it is no finished run"),
-        ([tmp_path / "nowhere", "--against", *a], "holds no result.json, so it is no finished run"),
+        ([tmp_path / "nowhere", "--against", *a], "nowhere; name the folders of finished runs"),
         ([*b, "--against", *a, "--by", "nan"], "'--by': nan is not a finite number"),
         ([*b, "--against", *a, "--by", "-1"], "-1.0 is not in the range"),
         ([*b], "Missing option '--against'"),
