@@ -16,7 +16,7 @@ $(shell mkdir -p .tmp)
 .NOTPARALLEL:  # all install into one folder
 
 demo: $(PROGRAM)
-	@rm -rf runs/demo
+	@if [ -f runs/demo/result.json ]; then rm -rf runs/demo; fi  # one that was stopped goes on
 	$(VENV)/bin/caddie run tiny 'score.tilt=NGramTilt(order=6, boost=3.5)' --out runs/demo
 	@printf 'page    ' && $(VENV)/bin/caddie export runs/demo --to html
 

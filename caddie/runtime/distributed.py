@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
+from pathlib import Path
+from shutil import which
 
 import torch
 import torch.distributed as dist
@@ -205,7 +207,10 @@ def world_size(otherwise: int) -> int:
 
 def typed_program() -> str:
     """Return how a user started this program, to begin a command line that repeats it."""
-    return "torchrun … -m caddie" if under_torchrun() and not reported_elsewhere() else "caddie"
+    if under_torchrun() and not reported_elsewhere():
+        return "torchrun … -m caddie"
+    typed = sys.argv[0]  # of an environment that is not activated, as .venv/bin/caddie
+    return typed if Path(typed).name == "caddie" and which("caddie") is None else "caddie"
 
 
 def is_first() -> bool:

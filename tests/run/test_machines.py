@@ -68,6 +68,10 @@ def test_a_command_that_goes_on_begins_as_it_was_typed(monkeypatch: pytest.Monke
     assert (distributed.typed_program(), distributed.world_size(3)) == ("torchrun … -m caddie", 16)
     monkeypatch.setenv("CADDIE_LAUNCHED", "1")
     assert distributed.typed_program() == "caddie"
+    monkeypatch.setattr("sys.argv", ["/a/.venv/bin/caddie", "run"])
+    for found, typed in (("/usr/bin/caddie", "caddie"), (None, "/a/.venv/bin/caddie")):
+        monkeypatch.setattr(distributed, "which", lambda name, found=found: found)
+        assert distributed.typed_program() == typed
     monkeypatch.setenv("WORLD_SIZE", "many")
     assert distributed.world_size(3) == 3
 

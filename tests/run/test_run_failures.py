@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -109,6 +110,12 @@ def test_a_second_run_is_refused_by_one_line_and_changes_nothing(
             assert ended.err.startswith(f"caddie: {folder} is in use by process ")
             assert ended.err.count("\n") == 1
         assert {path.name for path in folder.iterdir()} == before
+    kept = Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
+    artifact = (kept / "artifact.caddie").read_bytes()
+    with locked(kept):
+        ended = caddie("pack", kept, "cap=100000", "--quiet")
+        assert (ended.status, ended.err.startswith(f"caddie: {kept} is in use by process ")) == (2, True)
+    assert (kept / "artifact.caddie").read_bytes() == artifact
 
 
 def test_what_comes_after_the_first_failure_is_not_written(tmp_path: Path) -> None:
