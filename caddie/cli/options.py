@@ -75,6 +75,12 @@ def options(*names: str) -> Decorator:
             help="Text, JSON lines, Parquet, a folder of them, hf:NAME[:SPLIT], shards, or a corpus; by default"
             " Python's own library.",
         ),
+        "probe_text": click.option(
+            "--data",
+            metavar="PATH",
+            type=_PATH,
+            help="Text or corpus, as for caddie run; by default that of the run that ARTIFACT is of.",
+        ),
         "seed": click.option(
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."
         ),

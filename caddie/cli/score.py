@@ -46,7 +46,7 @@ def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str)
 )
 @click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
 @click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
-@options("data", "parts", "audit_seconds", "json", "quiet")
+@options("probe_text", "parts", "audit_seconds", "json", "quiet")
 @ends_on_interrupt
 def verify(
     artifact: Path,

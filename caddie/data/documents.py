@@ -314,7 +314,8 @@ def _json_text(line: bytes, key: str, where: str) -> bytes:
         raise UserError(f'{where}: not JSON ({error}); each line must be an object with the key "{key}"') from None
     text = value.get(key) if isinstance(value, dict) else None
     if not isinstance(text, str):
-        raise UserError(f'{where}: no text; each line must be an object with the key "{key}"')
+        other = ", or name another by caddie data --column" if key == "text" else ""
+        raise UserError(f'{where}: no text; each line must be an object with the key "{key}"{other}')
     try:
         return text.encode()
     except UnicodeEncodeError as error:
