@@ -19,7 +19,7 @@ import zstandard
 from caddie.data import corpus, published
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus
-from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, TokenizerEntry
+from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, TokenizerEntry, read_manifest
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, HuggingFaceFile, SentencePieceFile, TiktokenFile, Tokenizer, TokenizerSource
@@ -75,7 +75,7 @@ def prepare(
     inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
     if found := corpus.reusable(folder, inputs):
         return found
-    if keep and corpus.is_corpus(folder):
+    if keep and _is_of_other_inputs(folder, inputs):
         folder = folder.with_name(f"{folder.name}-{inputs[:8]}")
         if found := corpus.reusable(folder, inputs):
             return found
@@ -93,6 +93,14 @@ def prepare(
         unwritten = Split(len(trained_on), 0, size, 0, 0, corpus.set_sha256(trained_on), shards=()), trained_on
         plan = replace(plan, splits={key: split for key, split in plan.splits.items() if split == "validation"})
     return make_corpus(plan, tokenizer, folder, progress, unwritten, validation_fraction=validation_fraction)
+
+
+def _is_of_other_inputs(folder: Path, inputs: str) -> bool:
+    """True for a corpus of another text or other settings. One that is damaged is replaced instead."""
+    try:
+        return corpus.is_corpus(folder) and read_manifest(folder).inputs != inputs
+    except UserError:
+        return False
 
 
 def prepare_validation(
