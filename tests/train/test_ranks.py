@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -61,10 +62,13 @@ def trains(ranks: Ranks, folder: Path) -> list[Any]:
         config = RANKS.but(steps=None, seconds=60.0, warmup_steps=0)
         with pytest.raises(Interrupted) as caught:
             go(folder / "timed", config, ranks=ranks, progress=Recorder(stop))
-        over = go(folder / "timed", config.but(seconds=0.01), ranks=ranks)
-        on = go(folder / "timed", config.but(seconds=over.seconds + 0.1), ranks=ranks)
+        with pytest.raises(UserError, match="leaves nothing to train") as refused:
+            go(folder / "timed", config.but(seconds=0.01), ranks=ranks)
+        trained = re.search(r"trained for (\d+) steps in ([\d.]+) seconds", str(refused.value))
+        assert trained
+        on = go(folder / "timed", config.but(seconds=float(trained[2]) + 0.2), ranks=ranks)
         stepped = go(folder / "steps", RANKS, ranks=ranks)
-    return [str(caught.value), over.steps, on.steps, on.seconds, on.last, stepped.last]
+    return [str(caught.value), int(trained[1]), on.steps, on.seconds, on.last, stepped.last]
 
 
 def replays(ranks: Ranks, folder: Path) -> list[dict[str, torch.Tensor]]:
