@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,7 +78,7 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
                 Display(quiet=quiet).note(f"no GPU here: {gpus} processes on {count(cores, 'core')} of a CPU")
             return distributed.launch(gpus, sys.argv[1:])
         folder = Path(out) if out else run_folder(chosen, seed)
-        typed = f"{distributed.typed_program()} {shlex.join(sys.argv[1:])}"
+        typed = f"{_typed_program()} {shlex.join(sys.argv[1:])}"
         with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
             if not ranks.first:
                 display.note(f"process {ranks.rank} of {ranks.world}: process 0 writes the run folder and the result")
@@ -194,7 +195,7 @@ def replay(
     check_recipe(first.start.recipe, distributed.world_size(world))
     if world > 1 and not distributed.under_torchrun():
         return distributed.launch(world, sys.argv[1:])
-    typed = f"{distributed.typed_program()} {shlex.join(sys.argv[1:])}"
+    typed = f"{_typed_program()} {shlex.join(sys.argv[1:])}"
     with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
         with resume_hint(typed):
             facts = do_again(first, place, data, ranks, display, typed)
@@ -308,3 +309,13 @@ def _caps(recipe: Recipe, settings: tuple[str, ...], out: Path | None) -> list[i
             )
         caps.append(recipe.but({path: value}).pack.cap_bytes)
     return caps
+
+
+def _typed_program() -> str:
+    """Return how a user started this program, to begin a command line that repeats it."""
+    from caddie.runtime.distributed import reported_elsewhere, under_torchrun
+
+    if under_torchrun() and not reported_elsewhere():
+        return "torchrun … -m caddie"
+    typed = sys.argv[0]  # of an environment that is not activated, as .venv/bin/caddie
+    return typed if Path(typed).name == "caddie" and which("caddie") is None else "caddie"

@@ -21,8 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
-from pathlib import Path
-from shutil import which
 
 import torch
 import torch.distributed as dist
@@ -203,14 +201,6 @@ def world_size(otherwise: int) -> int:
     with suppress(ValueError):
         return int(os.environ.get("WORLD_SIZE", otherwise))
     return otherwise
-
-
-def typed_program() -> str:
-    """Return how a user started this program, to begin a command line that repeats it."""
-    if under_torchrun() and not reported_elsewhere():
-        return "torchrun … -m caddie"
-    typed = sys.argv[0]  # of an environment that is not activated, as .venv/bin/caddie
-    return typed if Path(typed).name == "caddie" and which("caddie") is None else "caddie"
 
 
 def is_first() -> bool:
