@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
 import inspect
 import json
@@ -17,7 +18,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, dataclass_transform, get_args, get_origin
 
-from caddie.config.renamed import KINDS, SETTINGS, modernized, modernized_path
+from caddie.config.renamed import ELSEWHERE, KINDS, SETTINGS, modernized, modernized_path
 from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
@@ -34,7 +35,9 @@ class Range:
     def check(self, value: object, name: str) -> None:
         """Raise `UserError` for a number outside of the bounds."""
         if isinstance(value, int | float) and not self.low <= value <= self.high:
-            raise UserError(f"{name} must be from {_bound(self.low)} to {_bound(self.high)}, not {_shortened(value)}")
+            bounds = f"from {_bound(self.low)} to {_bound(self.high)}"
+            bounds = "above 0" if value <= 0 < self.low < 1e-12 else bounds
+            raise UserError(f"{name} must be {bounds}, not {_shortened(value)}")
 
 
 Count = Annotated[int, Range(1, 1 << 40)]
@@ -90,10 +93,11 @@ class Config(ABC):
             return typing.cast(Self, _changed(self, [(path.split("."), value) for path, value in changes.items()], ""))
         except _NoSuchPath as error:
             path, now = str(error), modernized_path(str(error))
-            known = set(paths(self))
-            hint = f"; it is now {now}" if now != path and now in known else suggest(now, known)
+            known = list(paths(self))
+            hint = f"; it is now {now}" if now != path and now in known else _meant(now, known)
             hint = "; a run takes it by --seed" if path == "seed" else hint
-            raise UserError(f"no setting {path}{hint or '; caddie techniques lists the settings'}") from None
+            look_up = f"; `caddie techniques {path.rpartition('.')[2]}` looks the word up"
+            raise UserError(f"no setting {path}{hint or look_up}") from None
         except RecursionError:
             raise UserError("a value is nested too deeply") from None
 
@@ -141,6 +145,28 @@ def variants(socket: type[Config]) -> dict[str, type[Config]]:
     for subclass in socket.__subclasses__():
         found.update(variants(subclass))
     return found
+
+
+def _meant(path: str, known: Sequence[str]) -> str:
+    """Return a hint at the setting that stands for an unknown path, by its last part; else an empty string."""
+    if hint := _name_elsewhere(path, known):
+        return hint
+    parent, _, last = path.lower().rpartition(".")
+    by_last: dict[str, str] = {}
+    for one in sorted(known, key=lambda one: (-difflib.SequenceMatcher(None, path, one).ratio(), len(one))):
+        by_last.setdefault(one.rpartition(".")[2].lower(), one)
+    siblings = [one for one in known if one.rpartition(".")[0] == parent] if parent else []
+    close = difflib.get_close_matches(path.lower(), known, n=1, cutoff=0.9)
+    close += difflib.get_close_matches(path.lower(), siblings, n=1, cutoff=0.76)
+    close += [by_last[one] for one in difflib.get_close_matches(last, by_last, n=1, cutoff=0.65)]
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _name_elsewhere(path: str, known: Sequence[str] | None = None) -> str:
+    """Return a hint at the setting (one of `known`) that other programs call so; else an empty string."""
+    last = path.rpartition(".")[2].lower()
+    ours = next((one for one, names in ELSEWHERE.items() if last in names and (known is None or one in known)), None)
+    return f" (did you mean {ours}?)" if ours else ""
 
 
 def paths(node: object, prefix: str = "") -> Iterator[str]:
@@ -252,7 +278,7 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
         return tuple(coerce(item, kind, f"{name}.{index}") for index, (item, kind) in pairs)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} must be a mapping, not {_shortened(value)}")
+            raise UserError(f"{name} must be a mapping, not {_shortened(value)}{_name_elsewhere(name)}")
         return {str(key): coerce(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
     if annotation is Any:
         return value
@@ -291,6 +317,8 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
             readers = [each for each, cls in known.items() if "path" in field_types(cls)]
             if not hint and readers and {".", "/"} & set(kind):
                 hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
+            if not hint and kind.isidentifier() and len(kind) <= 40:
+                hint = f"; `caddie techniques {kind}` looks the word up"
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_shortened(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import caddie
 from caddie.config import Config, Range, coerce, field_types, parse_assignment, paths, show, variants
 from caddie.config.field_docs import descriptions
+from caddie.config.renamed import ELSEWHERE
 from caddie.config.schedules import Ramp, Schedule, StepRamp, Warmdown
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, UNet
@@ -224,6 +225,12 @@ def test_a_mapping_without_kind_is_a_diff_of_what_is_there() -> None:
         ("model..depth", "model.depth"),
         ("compress.codec", "pack.coding"),
         ("pack.coding.codec.levels", "pack.coding.codec.level"),
+        ("train.step", "train.steps"),
+        ("softcap", "model.head.softcap"),
+        ("batch_size", "train.batch_tokens"),
+        ("train.lr", "train.optimizers.matrix.lr"),
+        ("n_layer", "model.depth"),
+        ("model.layers", "model.depth"),
     ],
 )
 def test_a_misspelt_path_suggests_the_right_one(path: str, right: str) -> None:
@@ -252,6 +259,8 @@ def test_a_path_to_nowhere_is_an_error(path: str) -> None:
         ("pack.coding", "Smalest", r"pack.coding must be one of .* \(did you mean Smallest"),
         ("pack.fit", "FillCup", r"pack.fit must be one of FillCap, PruneOnes, .* \(did you mean FillCap"),
         ("pack.cap_bytes", 0, "pack.cap_bytes must be from 1"),
+        ("pack.coding", "gzip", "pack.coding must be one of .*; `caddie techniques gzip` looks the word up"),
+        ("train.clip_norm", 0, "train.clip_norm must be above 0, not 0"),
     ],
 )
 def test_a_wrong_value_names_its_whole_path(path: str, value: object, message: str) -> None:
@@ -280,6 +289,18 @@ def test_exceptions_apply_to_their_layers_in_order() -> None:
     ]
     assert gpt.block == Block()
     assert gpt.but({"layers.0-2.mlp.hidden": 16}).blocks[1].mlp == ReluSquared(hidden=16)
+
+
+@pytest.mark.parametrize("path", ["dropout", "model.dropout"])
+def test_a_setting_like_none_leads_to_the_glossary(path: str) -> None:
+    with pytest.raises(UserError, match=rf"^no setting {path}; `caddie techniques dropout` looks the word up$"):
+        BASE.but({path: 0.1})
+
+
+def test_names_of_other_programs_lead_to_settings() -> None:
+    assert ELSEWHERE.keys() <= set(paths(BASE))
+    names = [name for each in ELSEWHERE.values() for name in each]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("key", ["9", "0-9", "3-2", "-1", "", "x", "1-", "0 - 2", "1,2", "00000"])
