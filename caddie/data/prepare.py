@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import brotli
 import numpy as np
@@ -34,6 +34,8 @@ PREFIXES: dict[SplitName, str] = {"train": "train", "validation": "val"}
 SAMPLE_BYTES = 1 << 24
 COMPRESSED_BYTES = 4_000_000
 Planned = tuple[SplitName, bytes]
+Existing = Literal["replace", "keep", "refuse"]
+"""What becomes of a corpus of another text in the folder to prepare: the new one may go beside it instead."""
 Identity = Callable[[bytes], bytes]
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
 OWN_FILES = (*OWN_SHARDS, MANIFEST, TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
@@ -49,12 +51,11 @@ def prepare(
     progress: Progress,
     held_out_only: bool = False,
     column: str | None = None,
-    keep: bool = False,
+    existing: Existing = "replace",
 ) -> Corpus:
     """Return the corpus of a source (see `documents.find`), prepared in `folder` unless it is there already.
 
-    A corpus there of another text, or of this one before it changed, is replaced; with `keep` it stays, for runs may
-    need it, and the new one is made beside it.
+    `existing` is for a corpus there of another text, or of this one before it changed.
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
     described in place. With `held_out_only` the training documents are split off and
@@ -75,9 +76,8 @@ def prepare(
     inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
     if found := corpus.reusable(folder, inputs):
         return found
-    if keep and _is_of_other_inputs(folder, inputs):
-        folder = folder.with_name(f"{folder.name}-{inputs[:8]}")
-        if found := corpus.reusable(folder, inputs):
+    if (beside := _free(folder, inputs, existing)) != folder:
+        if found := corpus.reusable(folder := beside, inputs):
             return found
         progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {folder}")
     sizes, duplicates = text.survey(progress)
@@ -95,12 +95,17 @@ def prepare(
     return make_corpus(plan, tokenizer, folder, progress, unwritten, validation_fraction=validation_fraction)
 
 
-def _is_of_other_inputs(folder: Path, inputs: str) -> bool:
-    """True for a corpus of another text or other settings. One that is damaged is replaced instead."""
+def _free(folder: Path, inputs: str, existing: Existing) -> Path:
+    """Return the folder for a corpus that is not in `folder` yet. A damaged corpus there is always replaced."""
     try:
-        return corpus.is_corpus(folder) and read_manifest(folder).inputs != inputs
+        if existing == "replace" or not corpus.is_corpus(folder) or read_manifest(folder).inputs == inputs:
+            return folder
     except UserError:
-        return False
+        return folder
+    if existing == "refuse":
+        was = "of another text, or of this one before it or its settings changed"
+        raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
+    return folder.with_name(f"{folder.name}-{inputs[:8]}")
 
 
 def prepare_validation(
@@ -112,6 +117,7 @@ def prepare_validation(
     progress: Progress,
     unseen: bool = False,
     column: str | None = None,
+    existing: Existing = "replace",
 ) -> Corpus:
     """Return a corpus for scoring only: every document is held out, except those that `against` trains on.
 
@@ -124,6 +130,7 @@ def prepare_validation(
     inputs = text.fingerprint([tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])])
     if found := corpus.reusable(folder, inputs):
         return found
+    folder = _free(folder, inputs, existing)
     trained_on = corpus.read_hashes(against.folder, "train")
     seen = trained_on | corpus.read_hashes(against.folder, "validation") if unseen else trained_on
     sizes, duplicates = text.survey(progress)

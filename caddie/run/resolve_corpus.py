@@ -70,7 +70,7 @@ def open_corpus(
             validation_fraction=data.validation_fraction,
             progress=progress,
             column=column,
-            keep=folder is None,
+            existing="keep" if folder is None else "refuse",
         )
         if (vocabulary := corpus.manifest.tokenizer.vocabulary) != size:
             raise UserError(
@@ -225,7 +225,13 @@ def make_corpus(
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()
         folder = Path(out) if out else _corpus_folder(source, [given.sha256, against, *([column] if column else [])])
         return prepare_validation(
-            source, folder=folder, tokenizer=given, against=other, progress=progress, column=column
+            source,
+            folder=folder,
+            tokenizer=given,
+            against=other,
+            progress=progress,
+            column=column,
+            existing="refuse" if out else "replace",
         )
     return open_corpus(_with_tokenizer(recipe, tokenizer), source, progress, Path(out) if out else None, column=column)
 
