@@ -79,7 +79,7 @@ def options(*names: str) -> Decorator:
             "--data",
             metavar="PATH",
             type=_PATH,
-            help="Text or corpus, as for caddie run; by default that of the run that ARTIFACT is of.",
+            help="Text or corpus, as for caddie run; by default that of the run folder that ARTIFACT lies in.",
         ),
         "seed": click.option(
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."

@@ -38,6 +38,16 @@ def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str)
     return Recipe().but({"score": artifact.scoring}).but(diff)
 
 
+def _text(artifact: Artifact, data: str | None) -> str | None:
+    """Return the text to score on: the one given, else the corpus of the run folder that the artifact lies in."""
+    from caddie.run.run_folder import corpus_of
+
+    if not data:
+        with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
+            return str(corpus_of(artifact.path.parent).folder)
+    return data
+
+
 @click.command()
 @path_argument("artifact")
 @settings_argument
@@ -68,7 +78,7 @@ def verify(
     Python's library.
     """
     from caddie.run.resolve_corpus import open_for_scoring
-    from caddie.run.run_folder import cap_of, corpus_of, is_file_of_result
+    from caddie.run.run_folder import cap_of, is_file_of_result
     from caddie.verify import verify as verify_artifact
     from caddie.verify.probes import Check
 
@@ -76,9 +86,7 @@ def verify(
     if not any(setting.startswith("pack.cap_bytes=") for setting in settings) and (cap := cap_of(loaded)):
         settings = (f"pack.cap_bytes={cap}", *settings)
     recipe = _changed_recipe(loaded, settings, "pack.cap_bytes")
-    if not data:
-        with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
-            data = str(corpus_of(loaded.path.parent).folder)
+    data = _text(loaded, data)
     corpus = open_for_scoring(loaded, data) if data else None
     with Display(quiet=quiet) as display:
         display.phase("verify")
@@ -110,7 +118,7 @@ def verify(
     "--documents", metavar="FILE", type=FILE, help="CSV file to write: bytes and bits of each held-out document."
 )
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
-@options("data", "parts", "audit_seconds", "gpus", "json", "quiet")
+@options("probe_text", "parts", "audit_seconds", "gpus", "json", "quiet")
 @ends_on_interrupt
 def score(
     artifact: Path,
@@ -127,8 +135,9 @@ def score(
 ) -> int:
     """Score ARTIFACT in bits per byte on held-out text. A text that was not proven to be held out is refused.
 
-    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. Another scoring than the artifact's own is set
-    by score.PATH=VALUE, as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. Its text is that of --data, else of the run
+    folder that it lies in, else Python's library. Another scoring than the artifact's own is set by score.PATH=VALUE,
+    as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
     the scorer can divide its work.
     """
     from caddie.run.resolve_corpus import open_for_scoring
@@ -146,7 +155,7 @@ def score(
             check_new_file(documents, "--documents")
         loaded = load_artifact(artifact, parts)
         scoring = _changed_recipe(loaded, settings).score
-        corpus = open_for_scoring(loaded, data, progress, ranks)
+        corpus = open_for_scoring(loaded, _text(loaded, data), progress, ranks)
         given = scoring, scorer, progress, ranks, documents, audit_seconds
         result = score_artifact(loaded, corpus, held_out_text(corpus), *given)
     if not ranks.first:

@@ -247,6 +247,10 @@ def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any
     again = caddie(tmp_path, "score", artifact, "--data", "texts")
     assert again["bits_per_byte"] == pytest.approx(result["bits_per_byte"], abs=1e-6)
     assert not list((tmp_path / "data").rglob("train_*")), "training documents were encoded"
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert caddie(alone, "score", artifact)["bits_per_byte"] == again["bits_per_byte"], "not on the run's own text"
+    assert not list(alone.iterdir()), "another text was prepared"
     (tmp_path / "texts" / "new.txt").write_text("A text that was not there before.\n" * 10)
     assert "may have been trained on" in caddie(tmp_path, "score", artifact, "--data", "texts", status=2)
     corpus = str(next((folder / "data").glob("texts-*")))
