@@ -200,7 +200,8 @@ def sweep(
 ) -> int:
     """Run RECIPE with other values and judge each.
 
-    Runs all combinations, N random ones, or those that a search proposes.
+    Runs all combinations, N random ones, or those that a search proposes. A path with one value, beside others with
+    several, is set in RECIPE too.
     """
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study
@@ -208,6 +209,9 @@ def sweep(
 
     equal = _budget(how)
     base, space = named_recipe(recipe, (), parts=parts), assignments(values, read_space)
+    fixed = {path: held[0] for path, held in space.items() if not isinstance(held, Between) and len(held) == 1}
+    if len(fixed) < len(space):
+        base, space = base.but(fixed), {path: held for path, held in space.items() if path not in fixed}
     if (sampler is None) != (trials is None) or (pruner and sampler is None) or (drawn and sampler):
         raise UserError("a search is --search SAMPLER --trials N, with --pruner PRUNER if wanted and without --random")
     if sampler is not None and trials is not None:

@@ -394,6 +394,18 @@ def test_a_sweep_takes_caps(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
+def test_a_path_of_one_value_in_a_sweep_is_set_in_its_recipe_too(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+    monkeypatch.setattr("caddie.cli.study._run", lambda study, *how, **more: made.append(study) or 0)
+    assert caddie("sweep", "tiny", "model.depth=2,3", "train.clip_norm=0.5").status == 0
+    assert caddie("sweep", "tiny", "model.depth=2", "train.clip_norm=0.5").status == 0
+    assert [study.base.train.clip_norm for study in made] == [0.5, None]
+    assert [[entry.diff for entry in study.entries.values()] for study in made] == [
+        [{"model.depth": 2}, {"model.depth": 3}],
+        [{"model.depth": 2, "train.clip_norm": 0.5}],
+    ]
+
+
 def test_a_missing_text_is_told_before_anything_else(caddie: Call, tmp_path: Path) -> None:
     ended = caddie("run", "tiny", "--data", tmp_path / "none", "--out", tmp_path / "run")
     assert ended.status == 2
