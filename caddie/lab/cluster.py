@@ -10,7 +10,7 @@ from typing import Any
 
 from caddie.errors import UserError
 from caddie.files import reason
-from caddie.lab.executors import GRACE_SECONDS, TICK_SECONDS, Ended, death, finish, start
+from caddie.lab.executors import GRACE_SECONDS, TICK_SECONDS, Ended, finish, start, why_it_died
 
 RETRIES = 5
 """Most restarts of a job after its machine was lost."""
@@ -101,6 +101,6 @@ def _do(job: str, folder: str, threads: int, gpus: int) -> str | None:
     if not Path(job).exists():
         raise UserError(f"{socket.gethostname()} does not see {job}; all machines must share this folder")
     status = finish(start(Path(job), Path(folder), threads, gpus))
-    if status and death(status) is None:
+    if status and why_it_died(status) is None:
         raise Stopped(f"status {status}")
-    return death(status)
+    return why_it_died(status)

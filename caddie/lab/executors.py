@@ -78,7 +78,7 @@ class Local:
                     if process.poll() is not None:
                         del busy[slot]
                         stop(process)
-                        yield job, death(process.returncode)
+                        yield job, why_it_died(process.returncode)
                 time.sleep(0.05)
                 if time.monotonic() - ticked >= TICK_SECONDS:
                     yield None
@@ -179,7 +179,7 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def death(status: int | None) -> str | None:
+def why_it_died(status: int | None) -> str | None:
     """Return the reason why a process died, from its exit status; None if it ended well or was stopped."""
     if not status:
         return None

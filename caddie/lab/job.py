@@ -120,7 +120,7 @@ def run_job(job: Path) -> None:
 
 def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ranks) -> None:
     trained = Path(spec["trained"])
-    if folder != trained and ranks.first and adoptable(trained) and not (folder / CHECKPOINT).exists():
+    if folder != trained and ranks.first and has_reusable_training(trained) and not (folder / CHECKPOINT).exists():
         for name in (LOG, CHECKPOINT):  # it begins where the other run of this training ended
             with replacing(folder / name) as temporary:
                 shutil.copyfile(trained / name, temporary)
@@ -147,6 +147,6 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
             raise SystemExit(1) from None
 
 
-def adoptable(folder: Path) -> bool:
+def has_reusable_training(folder: Path) -> bool:
     """True if a finished run still has the files with which another of the same training begins."""
     return finished(folder) and (folder / CHECKPOINT).exists() and (folder / LOG).exists()

@@ -25,7 +25,7 @@ from caddie.errors import UserError, count
 from caddie.files import write_json
 from caddie.lab.background import StudyState, seconds_left
 from caddie.lab.executors import Executor
-from caddie.lab.job import Run, adoptable, finished, write_job
+from caddie.lab.job import Run, finished, has_reusable_training, write_job
 from caddie.lab.rows import RESULTS, STUDY, Row, finished_rows, outcome, read_study, row, write_rows
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
@@ -72,8 +72,8 @@ def run_jobs(
             for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                 (run.folder / name).unlink(missing_ok=True)
         total = total or len(planned)
-        driving = _Driving(study, planned, results, runs / study.name, executor.workers, total, progress)
-        return driving.drive(executor, command, keep_checkpoints)
+        in_progress = _StudyInProgress(study, planned, results, runs / study.name, executor.workers, total, progress)
+        return in_progress.drive(executor, command, keep_checkpoints)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def _key_by_now(folder: Path) -> str | None:
 
 
 @dataclass
-class _Driving:
+class _StudyInProgress:
     """A study that this process runs, as far as it has come."""
 
     study: Study
@@ -188,18 +188,18 @@ class _Driving:
             self.progress.note(f"{what}; to do them again here, name another folder with --out")
         self._keep("done so far")
         while groups := _groups([run for run in planned if not run.over]):
-            trained = {training_of(run): run for run in reversed(planned) if adoptable(run.folder)}
+            trained = {training_of(run): run for run in reversed(planned) if has_reusable_training(run.folder)}
             jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
             for ended in executor.run(list(jobs)):
                 if ended is None:
                     self._collect(groups)
                     self._show_running(groups)
                     continue
-                job, death = ended
+                job, reason = ended
                 begun[job] += 1
                 left = [run for run in jobs[job] if not run.over]
-                if left == jobs[job] and (death or begun[job] >= ATTEMPTS):
-                    write_error(left[0].folder, death or f"it was begun {ATTEMPTS} times and never ended")
+                if left == jobs[job] and (reason or begun[job] >= ATTEMPTS):
+                    write_error(left[0].folder, reason or f"it was begun {ATTEMPTS} times and never ended")
                 self._collect([jobs[job]])
                 if not keep_checkpoints:
                     self._remove_checkpoints()

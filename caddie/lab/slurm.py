@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caddie.errors import UserError
-from caddie.lab.executors import Ended, death, finish, start, stop
+from caddie.lab.executors import Ended, finish, start, stop, why_it_died
 
 POLL_SECONDS = 10.0
 """Seconds between two checks of the jobs."""
@@ -98,7 +98,7 @@ class _Task:
         before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self.process = start(Path(job), Path(self.folder), self.threads, self.gpus)
         signal.signal(signal.SIGUSR2, before)
-        return death(finish(self.process))
+        return why_it_died(finish(self.process))
 
     def checkpoint(self, job: str) -> Any:
         """Stop the job, which saves its training, and return the submission that goes on with it."""

@@ -35,7 +35,7 @@ SHARES = 200
 
 
 @dataclass(frozen=True)
-class Part:
+class ErrorTerm:
     """An error of mean zero whose variance was estimated: a Student's t, times its standard error."""
 
     standard_error: float
@@ -52,7 +52,7 @@ class Estimate:
     """Standard error of the first error."""
     degrees: float
     """Degrees of freedom of the first error."""
-    second: Part | None = None
+    second: ErrorTerm | None = None
     """Second error, independent of the first: that of the held-out documents."""
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -164,7 +164,7 @@ def paired(against: Sequence[float], values: Sequence[float]) -> Estimate:
     return mean([a - b for a, b in zip(against, values, strict=True)])
 
 
-def document_part(sizes: Sequence[float] | np.ndarray, bits: Sequence[np.ndarray]) -> Part | None:
+def document_part(sizes: Sequence[float] | np.ndarray, bits: Sequence[np.ndarray]) -> ErrorTerm | None:
     """Return the error of sum(bits) / sum(sizes) that other documents of the same source would make.
 
     `sizes` are those of the documents, `bits` their figures for each of two seeds or more. The variance is the part
@@ -183,7 +183,7 @@ def document_part(sizes: Sequence[float] | np.ndarray, bits: Sequence[np.ndarray
     variance = (products.sum() - products.trace()) / (seeds * (seeds - 1)) * documents / (documents - 1)
     if variance <= 0.0:
         return None
-    return Part(math.sqrt(variance), min(documents - 1.0, 3.0 * float((middle**2).sum() ** 2 / (middle**4).sum())))
+    return ErrorTerm(math.sqrt(variance), min(documents - 1.0, 3.0 * float((middle**2).sum() ** 2 / (middle**4).sum())))
 
 
 def _standard_error(values: Sequence[float]) -> float:

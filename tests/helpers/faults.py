@@ -258,7 +258,7 @@ def with_jobs_here(folder: Path, prepare: Callable[..., object], *given: object)
     from io import StringIO
 
     from caddie.cli.exits import end
-    from caddie.lab.executors import Local, death
+    from caddie.lab.executors import Local, why_it_died
     from caddie.lab.job import run_job
     from caddie.report.run_files import OUTPUT
 
@@ -272,7 +272,7 @@ def with_jobs_here(folder: Path, prepare: Callable[..., object], *given: object)
                     status = ended.code
             with suppress(OSError), (job.parent / OUTPUT).open("a") as output:  # a process that cannot write it goes on
                 output.write(said.getvalue())
-            yield job, death(int(status or 0))
+            yield job, why_it_died(int(status or 0))
 
     Local.run = run  # type: ignore[method-assign]
     prepare(folder, *given)

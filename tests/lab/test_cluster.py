@@ -77,8 +77,8 @@ def test_what_ends_the_waiting_stops_the_job(script: Path, tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         attached.finish(process)
     assert process.returncode == -signal.SIGTERM
-    assert attached.death(process.returncode) is None
-    assert attached.death(-signal.SIGKILL) is not None
+    assert attached.why_it_died(process.returncode) is None
+    assert attached.why_it_died(-signal.SIGKILL) is not None
 
 
 # Ray

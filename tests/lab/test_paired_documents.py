@@ -22,7 +22,7 @@ from caddie.lab.compare import compare, summary
 from caddie.lab.findings import findings
 from caddie.lab.report import markdown, write_study_report
 from caddie.lab.rows import read_rows, write_rows
-from caddie.lab.stats import Estimate, Part, document_part, paired, power, seeds_to_decide
+from caddie.lab.stats import ErrorTerm, Estimate, document_part, paired, power, seeds_to_decide
 from caddie.lab.verdicts import Documents, judge_pairs, measure
 from caddie.report.documents import write_documents
 from caddie.report.run_files import DOCUMENTS
@@ -46,19 +46,19 @@ def test_the_part_of_the_documents_by_hand() -> None:
     assert part.degrees == pytest.approx(min(2, 3 * (middle**2).sum() ** 2 / (middle**4).sum()))
     assert document_part(SIZES[:1], [bits[0][:1], bits[1][:1]]) is None
     proportional = [0.01 * SIZES, 0.02 * SIZES]
-    assert (document_part(SIZES, proportional) or Part(0.0, 1)).standard_error < 1e-12, (
+    assert (document_part(SIZES, proportional) or ErrorTerm(0.0, 1)).standard_error < 1e-12, (
         "a change alike in all documents"
     )
 
 
-def part_by_loops(sizes: list[float], bits: list[list[float]]) -> Part:
+def part_by_loops(sizes: list[float], bits: list[list[float]]) -> ErrorTerm:
     """Mean over pairs of seeds of the products of residuals, n / (n - 1) times, and degrees by the fourth moment."""
     total, documents = sum(sizes), len(sizes)
     residuals = [[(y - sum(one) / total * x) / total for x, y in zip(sizes, one, strict=True)] for one in bits]
     products = [sum(map(math.prod, zip(a, b, strict=True))) for a, b in combinations(residuals, 2)]
     middle = [fmean(column) for column in zip(*residuals, strict=True)]
     degrees = 3 * sum(x**2 for x in middle) ** 2 / sum(x**4 for x in middle)
-    return Part(math.sqrt(fmean(products) * documents / (documents - 1)), min(documents - 1, degrees))
+    return ErrorTerm(math.sqrt(fmean(products) * documents / (documents - 1)), min(documents - 1, degrees))
 
 
 @pytest.mark.parametrize(("documents", "seeds", "tails"), [(2, 2, 0.1), (9, 3, 0.1), (9, 3, 3.0), (60, 5, 2.0)])
@@ -90,7 +90,7 @@ def convolved(where: float, own: float, free: int, others: int) -> float:
 @pytest.mark.parametrize(("first", "second"), [(1, 50), (2, 200), (4, 30)])
 def test_two_errors_are_added_as_distributions(own: float, first: int, second: int) -> None:
     """Held against the convolution of the densities; from three seeds on with two degrees more, in part."""
-    estimate = Estimate(0.0, own, first, Part(1.0, second))
+    estimate = Estimate(0.0, own, first, ErrorTerm(1.0, second))
     weight = 1.0 / (1.0 + own**2) if first > 1 else 0.0
     for error in (-0.4, -2.0, -4.0):
         where = error * math.hypot(own, 1.0)
@@ -106,12 +106,12 @@ def test_two_errors_are_added_as_distributions(own: float, first: int, second: i
 @pytest.mark.parametrize(
     ("estimate", "above", "interval"),
     [
-        (Estimate(3.0, 1.0, 1, Part(1.0, 50)), (0.115639222, 0.561849255), (-3.47965282, 9.47965282)),
-        (Estimate(3.0, 1.0, 2, Part(1.0, 30)), (0.0477329831, 0.580249856), (0.0800144196, 5.91998558)),
-        (Estimate(3.0, 0.05, 4, Part(1.0, 30)), (0.0026985724, 0.616755804), (1.30133458, 4.69866542)),
-        (Estimate(3.0, 20.0, 4, Part(1.0, 30)), (0.444107277, 0.505614938), (-39.6442504, 45.6442504)),
-        (Estimate(3.0, 1.0, 2, Part(3.0, 5)), (0.194074365, 0.535640904), (-3.32868413, 9.32868413)),
-        (Estimate(3e-3, 1e-4, 3, Part(2e-4, 9.5)), (4.06764021e-05, 0.89350219), (0.00259188359, 0.00340811641)),
+        (Estimate(3.0, 1.0, 1, ErrorTerm(1.0, 50)), (0.115639222, 0.561849255), (-3.47965282, 9.47965282)),
+        (Estimate(3.0, 1.0, 2, ErrorTerm(1.0, 30)), (0.0477329831, 0.580249856), (0.0800144196, 5.91998558)),
+        (Estimate(3.0, 0.05, 4, ErrorTerm(1.0, 30)), (0.0026985724, 0.616755804), (1.30133458, 4.69866542)),
+        (Estimate(3.0, 20.0, 4, ErrorTerm(1.0, 30)), (0.444107277, 0.505614938), (-39.6442504, 45.6442504)),
+        (Estimate(3.0, 1.0, 2, ErrorTerm(3.0, 5)), (0.194074365, 0.535640904), (-3.32868413, 9.32868413)),
+        (Estimate(3e-3, 1e-4, 3, ErrorTerm(2e-4, 9.5)), (4.06764021e-05, 0.89350219), (0.00259188359, 0.00340811641)),
     ],
 )
 def test_figures_of_two_errors_stay_what_reports_say(

@@ -27,7 +27,7 @@ from caddie.files import write_json
 from caddie.lab import executors
 from caddie.lab import job as trial
 from caddie.lab.background import read_state
-from caddie.lab.executors import Local, death
+from caddie.lab.executors import Local, why_it_died
 from caddie.lab.holdout import score_holdout
 from caddie.lab.rows import RESULTS, curve, read_rows
 from caddie.lab.runner import ATTEMPTS, plan, run_jobs
@@ -72,7 +72,7 @@ class Pretended:
         for job in jobs:
             told = json.loads(job.read_text())
             self.jobs.append([one["label"] for one in told["runs"]])
-            death = None
+            reason = None
             for one in told["runs"]:
                 folder = Path(one["folder"])
                 if (folder / "result.json").exists() or (folder / "error.json").exists():
@@ -90,13 +90,13 @@ class Pretended:
                     write_error(folder, "a reason\nof two lines")
                     break
                 elif end == "dies":
-                    death = "its process was ended by signal 9"
+                    reason = "its process was ended by signal 9"
                     break
                 else:
                     break  # asked to stop
                 if len(self.done) == self.stop_after:
                     raise KeyboardInterrupt
-            yield job, death
+            yield job, reason
 
 
 @pytest.fixture
@@ -544,11 +544,11 @@ def test_rows_that_are_none(tmp_path: Path) -> None:
 
 
 def test_how_a_process_ended() -> None:
-    assert death(0) is death(-15) is death(143) is death(130) is None
-    assert death(-9) == death(137) == "its process was ended by signal 9, out of memory?"
-    assert death(-11) == death(139) == "its process was ended by signal 11"
-    assert "status 1;" in str(death(1))
-    assert "status 255;" in str(death(255))
+    assert why_it_died(0) is why_it_died(-15) is why_it_died(143) is why_it_died(130) is None
+    assert why_it_died(-9) == why_it_died(137) == "its process was ended by signal 9, out of memory?"
+    assert why_it_died(-11) == why_it_died(139) == "its process was ended by signal 11"
+    assert "status 1;" in str(why_it_died(1))
+    assert "status 255;" in str(why_it_died(255))
 
 
 def test_more_workers_than_cores() -> None:
