@@ -1,4 +1,4 @@
-"""Muon: orthogonalized momentum for matrices, with MuonEq-R, Polar Express, NorMuon and Parallel Muon."""
+"""Muon: orthogonalized momentum for matrices, with MuonEq-R, Turbo-Muon, Polar Express, NorMuon and Parallel Muon."""
 
 from __future__ import annotations
 
@@ -57,13 +57,19 @@ def gram_norm(matrices: Tensor) -> Tensor:
 
 
 def newton_schulz(
-    matrices: Tensor, steps: int, coefficients: Coefficients = "classic", norm: Tensor | None = None
+    matrices: Tensor,
+    steps: int,
+    coefficients: Coefficients = "classic",
+    norm: Tensor | None = None,
+    precondition: bool = False,
 ) -> Tensor:
     """Orthogonalize matrices (..., rows, columns) approximately, in their dtype; singular values end near 1.
 
     Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm, or by
-    `norm` (..., 1, 1) (Jordan et al., Muon, 2024). On a CPU without products of their dtype the iterations are in
-    float32: rounding each product would take a quarter longer.
+    `norm` (..., 1, 1) (Jordan et al., Muon, 2024). `precondition` divides each row by the root of the sum of |A| over
+    its row, which makes the largest singular value 1 at most (AOL, arXiv 2208.03160), and begins with the second triple
+    (Turbo-Muon, arXiv 2512.04632). On a CPU without products of their dtype the iterations are in float32: rounding
+    each product would take a quarter longer.
     """
     triples = COEFFICIENTS[coefficients]
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -71,9 +77,13 @@ def newton_schulz(
     x: Tensor = oriented / ((torch.linalg.matrix_norm(oriented, keepdim=True) if norm is None else norm) + 1e-7)
     x = multiplied(x.reshape(-1, *oriented.shape[-2:]))
     for step in range(steps):
-        a, b, c = triples[min(step, len(triples) - 1)]
+        a, b, c = triples[min(step + precondition, len(triples) - 1)]
+        products = gram(x)
+        if precondition and step == 0:
+            scales = products.abs().sum(-1, keepdim=True).clamp_min(1e-30).rsqrt()
+            x, products = x * scales, products * scales * scales.mT
         # The sum inside of the product: a fifth faster on a CPU, and half the rounding error in bfloat16.
-        x = torch.baddbmm(x, gram_polynomial(gram(x), b, c), x, beta=a)
+        x = torch.baddbmm(x, gram_polynomial(products, b, c), x, beta=a)
     x = x.view(oriented.shape).to(matrices.dtype)
     return x.mT if tall else x
 
@@ -135,6 +145,12 @@ class Muon(Optimizer):
             "MuonEq-R, arXiv 2603.28254; openai/parameter-golf, #1285 on, and NeoMuon of the ternary record",
             "-0.001 (#1285)",
         ),
+        precondition=Technique(
+            "Rows that overlap little start at full length, so that an iteration less ends as near to orthogonal.",
+            "Turbo-Muon, arXiv 2512.04632; modded-nanogpt, record of 2025-11-11",
+            "+0.002 of loss and about 1.5 of 137 s less (modded-nanogpt); -0.013 before quantization in a fork of"
+            " openai/parameter-golf on two H100",
+        ),
         beta2=Technique(
             "Neurons whose updates stay short or long are evened out, as Adam does for elements.",
             "NorMuon, arXiv 2510.05491",
@@ -184,6 +200,12 @@ class Muon(Optimizer):
 
     Fewer iterations suffice then: NeoMuon of the ternary record makes 3. It divides by the root mean square, which is
     equivalent, since the iterations begin by dividing any common factor out.
+    """
+    precondition: bool = False
+    """Divide the shorter side's rows or columns by the root of their summed overlaps in place of the norm (Turbo-Muon).
+
+    The iterations begin with the second triple then: with Polar Express, 4 of them end as near to orthogonal as 5
+    without it, unless a few directions are far larger than the others.
     """
     beta2: Fraction | None = None
     """Decay of the mean squared update of each row, by whose root the row is divided (NorMuon, arXiv 2510.05491).
@@ -249,7 +271,8 @@ class _MuonUpdater(BankUpdater):
         if self.config.normalize_rows:
             nesterov = equalize_rows(nesterov)
         nesterov = nesterov.to(getattr(torch, self.config.precision))
-        update = newton_schulz(nesterov, self.config.steps, self.config.coefficients)
+        config = self.config
+        update = newton_schulz(nesterov, config.steps, config.coefficients, precondition=config.precondition)
         if self.config.beta2 is not None:
             update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
         if self.config.row_floor:

@@ -30,6 +30,7 @@ SETTINGS: list[Optimizer] = [
     Muon(lr=0.05, coefficients="polar_express", normalize_rows=True),
     Muon(lr=0.05, normalize_rows=True, precision="float32", communication="all_reduce"),
     Muon(lr=0.05, beta2=0.9, weight_decay=0.1, precision="float32"),
+    Muon(lr=0.05, coefficients="polar_express", steps=4, precondition=True, precision="float32"),
     Muon(lr=0.05, coefficients="polar_express", normalize_rows=True, beta2=0.95, communication="all_reduce"),
     Muon(lr=0.05, group_rows=2, row_floor=0.4, cautious_decay=0.3, precision="float32"),
     SoapMuon(lr=0.05, precision="float32", sides="smaller", refresh=2, communication="all_reduce"),
@@ -409,7 +410,7 @@ def test_each_rank_works_on_its_share(
     """Five matrices on two ranks: three each, one of them filling; gradients and updates once per bank."""
     counts: list[int] = []
 
-    def counted(matrices: Tensor, *rest: object) -> Tensor:
+    def counted(matrices: Tensor, *rest: object, **more: object) -> Tensor:
         counts.append(len(matrices))
         return matrices
 
@@ -498,6 +499,33 @@ def test_polar_express_comes_nearer_to_orthogonal() -> None:
         sizes = torch.linalg.svdvals(newton_schulz(matrix, 5, name))
         spread[name] = (sizes - 1).abs().max().item()
     assert spread["polar_express"] < 0.15 < 0.25 < spread["classic"]
+
+
+def test_a_preconditioned_step_by_hand() -> None:
+    """The rows are orthogonal, so both begin at length 1; the first triple is left out."""
+    found = newton_schulz(torch.diag(torch.tensor([3.0, 4.0])), 1, "polar_express", precondition=True)
+    assert found.diagonal().tolist() == pytest.approx([sum(COEFFICIENTS["polar_express"][1])] * 2, rel=1e-5)
+    rows = [[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]]  # products 9, 14 and 25: divided by √23 and √39
+    scaled = torch.tensor(
+        [[value / length for value in row] for row, length in zip(rows, (23**0.5, 39**0.5), strict=True)]
+    )
+    a, b, c = COEFFICIENTS["polar_express"][1]
+    gram = scaled @ scaled.mT
+    expected = a * scaled + (b * gram + c * gram @ gram) @ scaled
+    torch.testing.assert_close(newton_schulz(torch.tensor(rows), 1, "polar_express", precondition=True), expected)
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (30, 20), (64, 192)])
+def test_with_a_preconditioner_four_steps_end_as_near_to_orthogonal_as_five(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def farthest(steps: int, precondition: bool) -> float:
+        found = newton_schulz(matrix, steps, "polar_express", precondition=precondition)
+        sizes: Tensor = (torch.linalg.svdvals(found) - 1).abs().max()
+        return sizes.item()
+
+    assert farthest(4, True) < 1.1 * farthest(5, False) < 0.5 * farthest(4, False)
+    assert not newton_schulz(torch.zeros(shape), 4, precondition=True).any()
 
 
 # Rows
