@@ -68,13 +68,14 @@ BESIDE := numpy scipy sympy networkx fsspec setuptools brotli click constriction
 
 define install
 	@echo "installing caddie and PyTorch into $(VENV), about a minute"
-	@$(PYTHON) -m venv --without-pip $(VENV)
-	@PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
-		|| $(PYTHON) -m venv $(VENV)
-	@printf '%s\n' '--no-deps torch' '$(strip $(BESIDE) $(2))' | xargs -P 2 -L 1 $(PIP) 2>.tmp/pip || true
-	@$(VENV)/bin/python -c 'import torch, scipy.special' 2>/dev/null & \
-		$(PIP) --no-build-isolation -e '.[$(1)]' 2>.tmp/pip || $(PIP) -e '.[$(1)]'; \
-		status=$$?; kill $$! 2>/dev/null; exit $$status
+	@(while sleep 2 && kill -0 $$$$; do printf .; done 2>/dev/null) & trap "kill $$! 2>/dev/null; echo" EXIT; \
+		$(PYTHON) -m venv --without-pip $(VENV) || exit; \
+		PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -m pip --python $(VENV)/bin/python $(PIP_INSTALL) pip 2>.tmp/pip \
+			|| $(PYTHON) -m venv $(VENV) || exit; \
+		printf '%s\n' '--no-deps torch' '$(strip $(BESIDE) $(2))' | xargs -P 2 -L 1 $(PIP) 2>.tmp/pip; \
+		$(VENV)/bin/python -c 'import torch, scipy.special' 2>/dev/null & imports=$$!; \
+		$(PIP) --no-build-isolation -e '.[$(1)]' 2>.tmp/pip || { echo; $(PIP) -e '.[$(1)]'; }; \
+		status=$$?; kill $$imports 2>/dev/null; exit $$status
 endef
 
 $(PROGRAM): pyproject.toml constraints.txt
