@@ -52,18 +52,20 @@ def main_script(folder: Folder) -> str | None:
 def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Script], int]:
     """Return the trees of the script and of the Python files that it names, and the bytes of what trains.
 
-    The bytes are those of the script and of other `train*.py` files that it names, as it may only start another script.
-    If it runs source made at run time, any other file that it names may hold such source, and counts.
+    The bytes are those of the script, of the modules that it imports, and of other `train*.py` files that it names, as
+    it may only start another script. If it runs source made at run time, any other file that it names may hold such
+    source, and counts.
     """
-    waiting, seen, scripts, size = [main], {main}, [], 0
+    waiting, seen, scripts, size, imported = [main], {main}, [], 0, set[str]()
     while waiting and len(seen) <= _MOST_SCRIPTS:
         name = waiting.pop(0)
         if (text := folder.text(name, found, MOST_BYTES)) is None:
             continue
-        size += folder.sizes[name] if name.rpartition("/")[2].startswith("train") else 0
+        size += folder.sizes[name] if _module(name).startswith("train") or _module(name) in imported else 0
         source, unpacked = unpack(text, name, found)
         if (tree := parse(source, name, found, "code-syntax" if name == main else "code-unread")) is not None:
             scripts.append(Script(name, tree, unpacked))
+            imported |= _imports(tree)
         others = (one for one in folder.sizes if not one.endswith(".py"))
         named = [one for one in others if re.search(rf"\b{re.escape(one)}\b", source)]
         if tree is not None and _runs_text(tree):
@@ -74,10 +76,22 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
             found.add("code-hidden", name, f"it names {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
         for other in folder.sizes:
-            if other.endswith(".py") and other not in seen and other.rpartition("/")[2].removesuffix(".py") in words:
+            if other.endswith(".py") and other not in seen and _module(other) in words:
                 seen.add(other)
                 waiting.append(other)
     return scripts, size
+
+
+def _module(file: str) -> str:
+    return file.rpartition("/")[2].removesuffix(".py")
+
+
+def _imports(tree: ast.Module) -> set[str]:
+    """Return every part of the names of the modules that a script imports, and what it takes from them."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [one.name for node in found for one in node.names]
+    names += [node.module for node in found if isinstance(node, ast.ImportFrom) and node.module]
+    return {part for name in names for part in name.split(".")}
 
 
 RUNS = {"exec", "eval", "compile", "__import__"}

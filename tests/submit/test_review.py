@@ -288,6 +288,18 @@ def test_data_that_the_script_reads_is_told(tmp_path: Path) -> None:
     assert "it names prior.npz, whose 5,000,000 bytes count too" in found(result, "code-hidden").sentence
 
 
+@pytest.mark.parametrize(
+    "line", ["import tables", "from tables import data", "import tables.data", "from . import tables"]
+)
+def test_modules_that_the_script_imports_count(tmp_path: Path, line: str) -> None:
+    replace = {"15000000 bytes": "15990000 bytes", "15000500 bytes": "15999000 bytes"}
+    files = {"tables.py": "# " + "x" * 20_000 + "\n"}
+    named = SCRIPT + "\n# the tables of the paper\n"
+    assert "size-script" not in rules(review(write_submission(tmp_path / "a", None, named, replace, files)))
+    importing = f"{line}\n{SCRIPT}"
+    assert found(review(write_submission(tmp_path / "b", None, importing, replace, files)), "size-script")
+
+
 def test_the_script_counts_as_it_is_submitted(tmp_path: Path) -> None:
     """A log that counts the unpacked source is over the cap, and the submission is not; and the other way round."""
     replace = {
