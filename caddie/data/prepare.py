@@ -92,7 +92,10 @@ def prepare(
         progress.note(f"encoding the held-out documents; the others, {others}, are left alone")
         unwritten = Split(len(trained_on), 0, size, 0, 0, corpus.set_sha256(trained_on), shards=()), trained_on
         plan = replace(plan, splits={key: split for key, split in plan.splits.items() if split == "validation"})
-    return make_corpus(plan, tokenizer, folder, progress, unwritten, validation_fraction=validation_fraction)
+    made = make_corpus(plan, tokenizer, folder, progress, unwritten, validation_fraction=validation_fraction)
+    if not held_out_only and made.manifest.train.source_bytes < made.manifest.validation.source_bytes:
+        progress.note("more text is held out than trained on; give more documents, or lower data.validation_fraction")
+    return made
 
 
 def _free(folder: Path, inputs: str, existing: Existing) -> Path:

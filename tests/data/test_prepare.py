@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -474,6 +475,16 @@ def test_the_corpus_of_a_text_that_changed_is_kept_for_the_runs_that_need_it(
     assert corpora.open_corpus(recipe, str(text), SILENT).folder == second.folder
     assert Corpus.load(first.folder).manifest == first.manifest
     assert second.manifest.train.documents + second.manifest.validation.documents == 50
+
+
+def test_a_corpus_that_holds_out_more_than_it_trains_on_says_so(text: Path, tmp_path: Path) -> None:
+    recipe = find("tiny").but({"data.tokenizer": RawBytes(), "model.vocabulary": 257})
+    for fraction, told in ((0.4, False), (0.9, True)):
+        progress = Mock()
+        changed = recipe.but({"data.validation_fraction": fraction})
+        corpora.open_corpus(changed, str(text), progress, tmp_path / str(fraction))
+        notes = [call.args[0] for call in progress.note.mock_calls]
+        assert told == any(note.startswith("more text is held out than trained on; give more") for note in notes)
 
 
 @pytest.mark.parametrize("against", [False, True])
