@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -145,12 +145,6 @@ class Muon(Optimizer):
             "MuonEq-R, arXiv 2603.28254; openai/parameter-golf, #1285 on, and NeoMuon of the ternary record",
             "-0.001 (#1285)",
         ),
-        precondition=Technique(
-            "Rows that overlap little start at full length, so that an iteration less ends as near to orthogonal.",
-            "Turbo-Muon, arXiv 2512.04632; modded-nanogpt, record of 2025-11-11",
-            "+0.002 of loss and about 1.5 of 137 s less (modded-nanogpt); -0.013 before quantization in a fork of"
-            " openai/parameter-golf on two H100",
-        ),
         beta2=Technique(
             "Neurons whose updates stay short or long are evened out, as Adam does for elements.",
             "NorMuon, arXiv 2510.05491",
@@ -201,12 +195,6 @@ class Muon(Optimizer):
     Fewer iterations suffice then: NeoMuon of the ternary record makes 3. It divides by the root mean square, which is
     equivalent, since the iterations begin by dividing any common factor out.
     """
-    precondition: bool = False
-    """Divide the shorter side's rows or columns by the root of their summed overlaps in place of the norm (Turbo-Muon).
-
-    The iterations begin with the second triple then: with Polar Express, 4 of them end as near to orthogonal as 5
-    without it, unless a few directions are far larger than the others.
-    """
     beta2: Fraction | None = None
     """Decay of the mean squared update of each row, by whose root the row is divided (NorMuon, arXiv 2510.05491).
 
@@ -236,9 +224,32 @@ class Muon(Optimizer):
     summed both times, which moves twice as much. The results differ by rounding.
     """
 
+    _preconditioned: ClassVar[bool] = False
+
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
         """Return the updater of these matrices; raises `UserError` for one that is no matrix or has no whole groups."""
         return _MuonUpdater(self, parameters, ranks)
+
+
+class TurboMuon(Muon):
+    """Muon whose iterations begin with rows divided by the root of their summed overlaps, in place of the norm.
+
+    Rows are those of the shorter side. The iterations begin with the second triple: 4 of Polar Express end as near to
+    orthogonal as Muon's 5, unless a few directions are far larger than the others.
+    """
+
+    techniques = known(
+        "Rows that overlap little start at full length, so that an iteration less will do.",
+        "Turbo-Muon, arXiv 2512.04632; modded-nanogpt, record of 2025-11-11",
+        "+0.002 of loss and about 1.5 of 137 s less (modded-nanogpt); -0.013 before quantization in a fork of"
+        " openai/parameter-golf on two H100",
+    )
+
+    steps: Annotated[int, Range(1, 100)] = 4
+    """Newton-Schulz iterations."""
+    coefficients: Coefficients = "polar_express"
+    """Newton-Schulz coefficients, of which the first triple is left out."""
+    _preconditioned: ClassVar[bool] = True
 
 
 class _MuonUpdater(BankUpdater):
@@ -272,7 +283,7 @@ class _MuonUpdater(BankUpdater):
             nesterov = equalize_rows(nesterov)
         nesterov = nesterov.to(getattr(torch, self.config.precision))
         config = self.config
-        update = newton_schulz(nesterov, config.steps, config.coefficients, precondition=config.precondition)
+        update = newton_schulz(nesterov, config.steps, config.coefficients, precondition=config._preconditioned)
         if self.config.beta2 is not None:
             update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
         if self.config.row_floor:

@@ -19,7 +19,7 @@ from caddie.config import field_types, variants
 from caddie.config.schedules import Budget, Ramp, StepRamp, TrainProgress
 from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
-from caddie.train.optim import AdamW, Muon, Optimizer, SoapMuon, TrustGate, Updater, newton_schulz
+from caddie.train.optim import AdamW, Muon, Optimizer, SoapMuon, TrustGate, TurboMuon, Updater, newton_schulz
 from caddie.train.optim.muon import COEFFICIENTS, Coefficients, adapt_rows, equalize_rows, floor_rows
 
 SETTINGS: list[Optimizer] = [
@@ -30,7 +30,7 @@ SETTINGS: list[Optimizer] = [
     Muon(lr=0.05, coefficients="polar_express", normalize_rows=True),
     Muon(lr=0.05, normalize_rows=True, precision="float32", communication="all_reduce"),
     Muon(lr=0.05, beta2=0.9, weight_decay=0.1, precision="float32"),
-    Muon(lr=0.05, coefficients="polar_express", steps=4, precondition=True, precision="float32"),
+    TurboMuon(lr=0.05, normalize_rows=True, weight_decay=0.1, precision="float32"),
     Muon(lr=0.05, coefficients="polar_express", normalize_rows=True, beta2=0.95, communication="all_reduce"),
     Muon(lr=0.05, group_rows=2, row_floor=0.4, cautious_decay=0.3, precision="float32"),
     SoapMuon(lr=0.05, precision="float32", sides="smaller", refresh=2, communication="all_reduce"),
