@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -181,9 +182,21 @@ def find(word: str) -> list[Socket]:
 
 
 def parts(known: Sequence[Socket], wanted: set[str]) -> list[Socket]:
-    """Return the sockets that have one of these simple words for a name, and of others the parts that have one."""
+    """Return the sockets that have one of these simple words for a name, and of others the parts that have one.
+
+    A word of both is that of a setting of one class, whose socket tells all; or of a number that may be a schedule.
+    """
     whole = wanted & {name for socket in known for name in _names(socket)}
-    return [part for socket in known if (part := socket if whole & _names(socket) else _part(socket, wanted - whole))]
+    numbers = {
+        simple(f"{path}.{setting.last}")
+        for socket in known
+        for setting in chain(socket.settings, *(variant.settings for variant in socket.variants))
+        if "number" in setting.type
+        for path in socket.paths
+    }
+    rest = wanted - (whole - numbers)
+    found = (socket if whole & _names(socket) else _part(socket, rest) for socket in known)
+    return sorted(filter(None, found), key=lambda part: bool(whole & _names(part)))
 
 
 def _is_recipe(word: str) -> bool:

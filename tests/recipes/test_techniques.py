@@ -394,6 +394,14 @@ def test_what_the_glossary_names_exists(term: Term) -> None:
             assert path in paths(Recipe()), place
 
 
+@pytest.mark.parametrize("path", ["train.batch_tokens", "train.sequence_length", "train.prefix_loss"])
+def test_a_number_that_may_be_a_schedule_comes_before_the_schedules(path: str) -> None:
+    own, *others = find(path)
+    assert [setting.name for variant in own.variants for setting in variant.settings] == [f"Train.{path[6:]}"]
+    assert others
+    assert all(path in other.paths for other in others)
+
+
 def test_a_word_of_the_glossary_has_one_meaning_in_a_plain_sentence() -> None:
     names = [simple(name) for term in terms() for name in term.names]
     assert {name for name in names if names.count(name) > 1} == set()
