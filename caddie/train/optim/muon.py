@@ -1,9 +1,9 @@
-"""Muon: orthogonalized momentum for matrices, with MuonEq-R, Turbo-Muon, Polar Express, NorMuon and Parallel Muon."""
+"""Muon: orthogonalized momentum for matrices, with MuonEq-R, Polar Express, Turbo-Muon, NorMuon and Parallel Muon."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,27 @@ from caddie.runtime.distributed import Ranks
 from caddie.train.optim.banks import Bank, BankUpdater, Communication
 from caddie.train.optim.optimizer import Optimizer, Updater
 
-Coefficients = Literal["classic", "polar_express", "convergent"]
+Coefficients = Literal["classic", "polar_express", "turbo", "convergent"]
 """Names in `COEFFICIENTS`."""
+_POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
 COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
     "classic": ((3.4445, -4.7750, 2.0315),),
-    "polar_express": (
-        (8.156554524902461, -22.48329292557795, 15.878769915207462),
-        (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-        (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-        (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-        (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-    ),
+    "polar_express": _POLAR_EXPRESS,
+    "turbo": _POLAR_EXPRESS[1:],
     "convergent": ((2.0, -1.5, 0.5),),
 }
 """Quintic coefficients (a, b, c) of the Newton-Schulz iterations; the last triple serves all further ones.
 
 The classic ones drive small singular values toward 1 fastest and leave all between 0.7 and 1.2 (Jordan et al., Muon,
-2024). Polar Express takes for each iteration those that are best after the ones before (arXiv 2505.16932). The
-convergent ones end at 1 exactly, in 12 iterations or so (modded-nanogpt, track 3).
+2024). Polar Express takes for each iteration those that are best after the ones before (arXiv 2505.16932).
+Those of Turbo-Muon are the same but the first, whose place its preconditioner takes (arXiv 2512.04632). The convergent
+ones end at 1 exactly, in 12 iterations or so (modded-nanogpt, track 3).
 """
 
 
@@ -57,19 +60,14 @@ def gram_norm(matrices: Tensor) -> Tensor:
 
 
 def newton_schulz(
-    matrices: Tensor,
-    steps: int,
-    coefficients: Coefficients = "classic",
-    norm: Tensor | None = None,
-    precondition: bool = False,
+    matrices: Tensor, steps: int, coefficients: Coefficients = "classic", norm: Tensor | None = None
 ) -> Tensor:
     """Orthogonalize matrices (..., rows, columns) approximately, in their dtype; singular values end near 1.
 
     Per step X ← aX + (bA + cA²)X with A = XXᵀ, on the wide orientation, after division by the Frobenius norm, or by
-    `norm` (..., 1, 1) (Jordan et al., Muon, 2024). `precondition` divides each row by the root of the sum of |A| over
-    its row, which makes the largest singular value 1 at most (AOL, arXiv 2208.03160), and begins with the second triple
-    (Turbo-Muon, arXiv 2512.04632). On a CPU without products of their dtype the iterations are in float32: rounding
-    each product would take a quarter longer.
+    `norm` (..., 1, 1) (Jordan et al., Muon, 2024). With `turbo` each row is first divided by the root of the sum of |A|
+    over its row, which makes the largest singular value 1 at most (AOL, arXiv 2208.03160). On a CPU without products of
+    their dtype the iterations are in float32: rounding each product would take a quarter longer.
     """
     triples = COEFFICIENTS[coefficients]
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -77,9 +75,9 @@ def newton_schulz(
     x: Tensor = oriented / ((torch.linalg.matrix_norm(oriented, keepdim=True) if norm is None else norm) + 1e-7)
     x = multiplied(x.reshape(-1, *oriented.shape[-2:]))
     for step in range(steps):
-        a, b, c = triples[min(step + precondition, len(triples) - 1)]
+        a, b, c = triples[min(step, len(triples) - 1)]
         products = gram(x)
-        if precondition and step == 0:
+        if coefficients == "turbo" and step == 0:
             scales = products.abs().sum(-1, keepdim=True).clamp_min(1e-30).rsqrt()
             x, products = x * scales, products * scales * scales.mT
         # The sum inside of the product: a fifth faster on a CPU, and half the rounding error in bfloat16.
@@ -137,8 +135,9 @@ class Muon(Optimizer):
         ),
         coefficients=Technique(
             "Triples fitted to each iteration end nearer to orthogonal than one triple for all.",
-            "Polar Express, arXiv 2505.16932; openai/parameter-golf, #1344, #1787, #1855",
-            "one of four changes worth -0.0017 together (#1787); weights compress worse, +190 kB in a fork",
+            "Polar Express, arXiv 2505.16932; openai/parameter-golf, #1344, #1787, #1855; Turbo-Muon, arXiv 2512.04632",
+            "one of four changes worth -0.0017 together (#1787); weights compress worse, +190 kB in a fork; Turbo-Muon"
+            " +0.002 of loss and about 1.5 of 137 s less (modded-nanogpt, 2025-11-11)",
         ),
         normalize_rows=Technique(
             "Rows of equal length make the iterations start nearer to orthogonal.",
@@ -184,10 +183,10 @@ class Muon(Optimizer):
     steps: Annotated[int, Range(1, 100)] = 5
     """Newton-Schulz iterations."""
     coefficients: Coefficients = "classic"
-    """Newton-Schulz coefficients: `classic` (Jordan's), `polar_express` or `convergent`.
+    """Newton-Schulz coefficients: `classic` (Jordan's), `polar_express`, `turbo` (Turbo-Muon's) or `convergent`.
 
-    Polar Express comes nearer to orthogonal in as many iterations (arXiv 2505.16932); the convergent ones end there, in
-    about 12.
+    Polar Express comes nearer to orthogonal in as many iterations (arXiv 2505.16932), and Turbo-Muon in one less,
+    unless a few directions are far larger than the others; the convergent ones end there, in about 12.
     """
     normalize_rows: bool = False
     """Divide each row by its norm before the iterations (MuonEq-R, arXiv 2603.28254, #1285 on).
@@ -224,32 +223,9 @@ class Muon(Optimizer):
     summed both times, which moves twice as much. The results differ by rounding.
     """
 
-    _preconditioned: ClassVar[bool] = False
-
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
         """Return the updater of these matrices; raises `UserError` for one that is no matrix or has no whole groups."""
         return _MuonUpdater(self, parameters, ranks)
-
-
-class TurboMuon(Muon):
-    """Muon whose iterations begin with rows divided by the root of their summed overlaps, in place of the norm.
-
-    Rows are those of the shorter side. The iterations begin with the second triple: 4 of Polar Express end as near to
-    orthogonal as Muon's 5, unless a few directions are far larger than the others.
-    """
-
-    techniques = known(
-        "Rows that overlap little start at full length, so that an iteration less will do.",
-        "Turbo-Muon, arXiv 2512.04632; modded-nanogpt, record of 2025-11-11",
-        "+0.002 of loss and about 1.5 of 137 s less (modded-nanogpt); -0.013 before quantization in a fork of"
-        " openai/parameter-golf on two H100",
-    )
-
-    steps: Annotated[int, Range(1, 100)] = 4
-    """Newton-Schulz iterations."""
-    coefficients: Coefficients = "polar_express"
-    """Newton-Schulz coefficients, of which the first triple is left out."""
-    _preconditioned: ClassVar[bool] = True
 
 
 class _MuonUpdater(BankUpdater):
@@ -282,8 +258,7 @@ class _MuonUpdater(BankUpdater):
         if self.config.normalize_rows:
             nesterov = equalize_rows(nesterov)
         nesterov = nesterov.to(getattr(torch, self.config.precision))
-        config = self.config
-        update = newton_schulz(nesterov, config.steps, config.coefficients, precondition=config._preconditioned)
+        update = newton_schulz(nesterov, self.config.steps, self.config.coefficients)
         if self.config.beta2 is not None:
             update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
         if self.config.row_floor:

@@ -19,7 +19,7 @@ from caddie.config import field_types, variants
 from caddie.config.schedules import Budget, Ramp, StepRamp, TrainProgress
 from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
-from caddie.train.optim import AdamW, Muon, Optimizer, SoapMuon, TrustGate, TurboMuon, Updater, newton_schulz
+from caddie.train.optim import AdamW, Muon, Optimizer, SoapMuon, TrustGate, Updater, newton_schulz
 from caddie.train.optim.muon import COEFFICIENTS, Coefficients, adapt_rows, equalize_rows, floor_rows
 
 SETTINGS: list[Optimizer] = [
@@ -30,7 +30,7 @@ SETTINGS: list[Optimizer] = [
     Muon(lr=0.05, coefficients="polar_express", normalize_rows=True),
     Muon(lr=0.05, normalize_rows=True, precision="float32", communication="all_reduce"),
     Muon(lr=0.05, beta2=0.9, weight_decay=0.1, precision="float32"),
-    TurboMuon(lr=0.05, normalize_rows=True, weight_decay=0.1, precision="float32"),
+    Muon(lr=0.05, coefficients="turbo", steps=4, weight_decay=0.1, precision="float32"),
     Muon(lr=0.05, coefficients="polar_express", normalize_rows=True, beta2=0.95, communication="all_reduce"),
     Muon(lr=0.05, group_rows=2, row_floor=0.4, cautious_decay=0.3, precision="float32"),
     SoapMuon(lr=0.05, precision="float32", sides="smaller", refresh=2, communication="all_reduce"),
@@ -484,7 +484,7 @@ def test_one_newton_schulz_step_by_hand() -> None:
 
 def test_the_last_coefficients_serve_all_further_steps() -> None:
     lengths = {name: len(triples) for name, triples in COEFFICIENTS.items()}
-    assert lengths == {"classic": 1, "polar_express": 5, "convergent": 1}
+    assert lengths == {"classic": 1, "polar_express": 5, "turbo": 4, "convergent": 1}
     x = 0.6
     for a, b, c in [*COEFFICIENTS["polar_express"], *COEFFICIENTS["polar_express"][-1:] * 2]:
         x = a * x + b * x**3 + c * x**5
@@ -503,7 +503,7 @@ def test_polar_express_comes_nearer_to_orthogonal() -> None:
 
 def test_a_preconditioned_step_by_hand() -> None:
     """The rows are orthogonal, so both begin at length 1; the first triple is left out."""
-    found = newton_schulz(torch.diag(torch.tensor([3.0, 4.0])), 1, "polar_express", precondition=True)
+    found = newton_schulz(torch.diag(torch.tensor([3.0, 4.0])), 1, "turbo")
     assert found.diagonal().tolist() == pytest.approx([sum(COEFFICIENTS["polar_express"][1])] * 2, rel=1e-5)
     rows = [[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]]  # products 9, 14 and 25: divided by √23 and √39
     scaled = torch.tensor(
@@ -512,20 +512,19 @@ def test_a_preconditioned_step_by_hand() -> None:
     a, b, c = COEFFICIENTS["polar_express"][1]
     gram = scaled @ scaled.mT
     expected = a * scaled + (b * gram + c * gram @ gram) @ scaled
-    torch.testing.assert_close(newton_schulz(torch.tensor(rows), 1, "polar_express", precondition=True), expected)
+    torch.testing.assert_close(newton_schulz(torch.tensor(rows), 1, "turbo"), expected)
 
 
 @pytest.mark.parametrize("shape", [(20, 30), (30, 20), (64, 192)])
 def test_with_a_preconditioner_four_steps_end_as_near_to_orthogonal_as_five(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
-    def farthest(steps: int, precondition: bool) -> float:
-        found = newton_schulz(matrix, steps, "polar_express", precondition=precondition)
-        sizes: Tensor = (torch.linalg.svdvals(found) - 1).abs().max()
+    def farthest(steps: int, coefficients: Coefficients) -> float:
+        sizes: Tensor = (torch.linalg.svdvals(newton_schulz(matrix, steps, coefficients)) - 1).abs().max()
         return sizes.item()
 
-    assert farthest(4, True) < 1.1 * farthest(5, False) < 0.5 * farthest(4, False)
-    assert not newton_schulz(torch.zeros(shape), 4, precondition=True).any()
+    assert farthest(4, "turbo") < 1.1 * farthest(5, "polar_express") < 0.5 * farthest(4, "polar_express")
+    assert not newton_schulz(torch.zeros(shape), 4, "turbo").any()
 
 
 # Rows
