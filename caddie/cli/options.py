@@ -75,7 +75,7 @@ def options(*names: str) -> Decorator:
             help="Text, JSON lines, Parquet, a folder of them, hf:NAME[:SPLIT], shards, or a corpus; by default"
             " Python's own library.",
         ),
-        "probe_text": click.option(
+        "held_out_text": click.option(
             "--data",
             metavar="PATH",
             type=_PATH,

@@ -56,7 +56,7 @@ def _text(artifact: Artifact, data: str | None) -> str | None:
 )
 @click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
 @click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
-@options("probe_text", "parts", "audit_seconds", "json", "quiet")
+@options("held_out_text", "parts", "audit_seconds", "json", "quiet")
 @ends_on_interrupt
 def verify(
     artifact: Path,
@@ -118,7 +118,7 @@ def verify(
     "--documents", metavar="FILE", type=FILE, help="CSV file to write: bytes and bits of each held-out document."
 )
 @click.option("--events", is_flag=True, hidden=True, help="Progress on standard error as JSON, for another process.")
-@options("probe_text", "parts", "audit_seconds", "gpus", "json", "quiet")
+@options("held_out_text", "parts", "audit_seconds", "gpus", "json", "quiet")
 @ends_on_interrupt
 def score(
     artifact: Path,

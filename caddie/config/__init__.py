@@ -1,5 +1,6 @@
 """Settings as frozen values, diffs between them, schedules."""
 
+from caddie.config.assignment import assignments, parse_assignment
 from caddie.config.config import (
     Channels,
     Config,
@@ -11,11 +12,9 @@ from caddie.config.config import (
     Range,
     Seed,
     Technique,
-    assignments,
     coerce,
     field_types,
     known,
-    parse_assignment,
     paths,
     plain,
     show,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import hashlib
 import inspect
 import json
@@ -11,14 +9,14 @@ import math
 import re
 import types
 import typing
-import warnings
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, dataclass_transform, get_args, get_origin
 
-from caddie.config.renamed import ELSEWHERE, KINDS, SETTINGS, modernized, modernized_path
+from caddie.config.hints import hint_at, hint_elsewhere
+from caddie.config.renamed import KINDS, SETTINGS, modernized
 from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
@@ -92,12 +90,7 @@ class Config(ABC):
         try:
             return typing.cast(Self, _changed(self, [(path.split("."), value) for path, value in changes.items()], ""))
         except _NoSuchPath as error:
-            path, now = str(error), modernized_path(str(error))
-            known = list(paths(self))
-            hint = f"; it is now {now}" if now != path and now in known else _meant(now, known)
-            hint = "; a run takes it by --seed" if path == "seed" else hint
-            look_up = f"; `caddie techniques {path.rpartition('.')[2]}` looks the word up"
-            raise UserError(f"no setting {path}{hint or look_up}") from None
+            raise UserError(f"no setting {error}{hint_at(str(error), list(paths(self)))}") from None
         except RecursionError:
             raise UserError("a value is nested too deeply") from None
 
@@ -147,28 +140,6 @@ def variants(socket: type[Config]) -> dict[str, type[Config]]:
     return found
 
 
-def _meant(path: str, known: Sequence[str]) -> str:
-    """Return a hint at the setting that stands for an unknown path, by its last part; else an empty string."""
-    if hint := _name_elsewhere(path, known):
-        return hint
-    parent, _, last = path.lower().rpartition(".")
-    by_last: dict[str, str] = {}
-    for one in sorted(known, key=lambda one: (-difflib.SequenceMatcher(None, path, one).ratio(), len(one))):
-        by_last.setdefault(one.rpartition(".")[2].lower(), one)
-    siblings = [one for one in known if one.rpartition(".")[0] == parent] if parent else []
-    close = difflib.get_close_matches(path.lower(), known, n=1, cutoff=0.9)
-    close += difflib.get_close_matches(path.lower(), siblings, n=1, cutoff=0.76)
-    close += [by_last[one] for one in difflib.get_close_matches(last, by_last, n=1, cutoff=0.65)]
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def _name_elsewhere(path: str, known: Sequence[str] | None = None) -> str:
-    """Return a hint at the setting (one of `known`) that other programs call so; else an empty string."""
-    last = path.rpartition(".")[2].lower()
-    ours = next((one for one, names in ELSEWHERE.items() if last in names and (known is None or one in known)), None)
-    return f" (did you mean {ours}?)" if ours else ""
-
-
 def paths(node: object, prefix: str = "") -> Iterator[str]:
     """Yield every dotted path that `but` accepts on this value."""
     children = _settings(node) if isinstance(node, Config) else node
@@ -211,49 +182,6 @@ def _shortened(value: object) -> str:
     return (text if len(text) <= 200 else text[:200] + "…") or "''"
 
 
-def parse_assignment(text: str) -> tuple[str, object]:
-    """Parse `PATH=VALUE` of a command line: JSON, a variant as `Name(setting=value)`, or a plain word."""
-    path, sign, value = text.partition("=")
-    if not sign or not path:
-        raise UserError(f"{text!r} is not a setting; write PATH=VALUE, as in train.seconds=60")
-    if value.lower() in ("none", "null"):
-        return path, None
-    try:
-        return path, json.loads(value)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a word may be odd Python
-            return path, _parse_variant(ast.parse(value, mode="eval").body)
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        return path, value
-
-
-def assignments(texts: Iterable[str], parse: Callable[[str], tuple[str, Any]] = parse_assignment) -> dict[str, Any]:
-    """Return path to value of a command line's settings; raises `UserError` if a path is set twice."""
-    found: dict[str, Any] = {}
-    for path, value in map(parse, texts):
-        if path in found:
-            raise UserError(f"{path} is set twice; leave one out")
-        found[path] = value
-    return found
-
-
-def _parse_variant(node: ast.expr) -> object:
-    """Return the value of `Name(setting=value)`, whose settings may be variants, words or Python constants."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-        return {"kind": node.func.id, **{word.arg or "": _parse_variant(word.value) for word in node.keywords}}
-    if isinstance(node, ast.Name):
-        return {"none": None, "null": None, "true": True, "false": False}.get(node.id, node.id)
-    if isinstance(node, ast.Dict):
-        keys = [ast.literal_eval(key) if key else None for key in node.keys]
-        return dict(zip(keys, map(_parse_variant, node.values), strict=True))
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_parse_variant(item) for item in node.elts]
-    return ast.literal_eval(node)
-
-
 def coerce(value: object, annotation: Any, name: str) -> Any:
     """Return `value` as the type `annotation`; raises `UserError`, which names the field, if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -278,7 +206,7 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
         return tuple(coerce(item, kind, f"{name}.{index}") for index, (item, kind) in pairs)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} must be a mapping, not {_shortened(value)}{_name_elsewhere(name)}")
+            raise UserError(f"{name} must be a mapping, not {_shortened(value)}{hint_elsewhere(name)}")
         return {str(key): coerce(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
     if annotation is Any:
         return value

@@ -1,7 +1,7 @@
-"""Other names of settings: those before version 0.2, and those of other programs.
+"""Names of settings before version 0.2.
 
 Files with old names still load, and an old name on a command line is an error that gives the new one. To be removed one
-release later; nothing else in the package knows an old name. A name of another program is only answered with ours.
+release later; nothing else in the package knows an old name.
 """
 
 from __future__ import annotations
@@ -30,27 +30,6 @@ SETTINGS = {
     "Train": {"fake_quantize": "qat", "rehearsal_steps": "warmup_steps"},
 }
 """By class: old name of a setting to its new one."""
-
-ELSEWHERE = {
-    "model.width": ("d_model", "dim", "embed_dim", "hidden_dim", "hidden_size", "n_embd"),
-    "model.depth": ("layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers"),
-    "model.block.attention.heads": ("n_head", "n_heads", "num_attention_heads", "num_heads"),
-    "model.block.attention.key_value_heads": ("kv_heads", "n_kv_heads", "num_key_value_heads", "num_kv_heads"),
-    "model.block.mlp.hidden": ("d_ff", "intermediate_size", "mlp_hidden"),
-    "model.vocabulary": ("vocab", "vocab_size"),
-    "train.sequence_length": ("block_size", "context", "context_length", "max_seq_len", "seq_len", "seq_length"),
-    "train.batch_tokens": ("batch", "batch_size", "train_batch_tokens"),
-    "train.optimizers.matrix.lr": ("learning_rate", "lr", "matrix_lr"),
-    "train.optimizers.matrix.weight_decay": ("wd", "weight_decay"),
-    "train.steps": ("epochs", "iterations", "iters", "max_iters", "max_steps", "num_iterations"),
-    "train.seconds": ("max_wallclock_seconds", "minutes", "time"),
-    "train.lr_schedule": ("lr_decay", "scheduler", "warmdown", "warmdown_iters", "warmup", "warmup_iters"),
-    "train.clip_norm": ("clip", "grad_clip", "grad_clip_norm", "max_grad_norm"),
-    "train.precision": ("dtype",),
-    "score.stride": ("eval_stride",),
-    "pack.cap_bytes": ("cap",),
-}
-"""By setting: its names in nanoGPT, nanochat, transformers and the public scripts."""
 
 _PATHS = (
     (r"^compress(?=\.|$)", "pack"),

@@ -35,7 +35,7 @@ SAMPLE_BYTES = 1 << 24
 COMPRESSED_BYTES = 4_000_000
 Planned = tuple[SplitName, bytes]
 Existing = Literal["replace", "keep", "refuse"]
-"""What becomes of a corpus of another text in the folder to prepare: the new one may go beside it instead."""
+"""Treatment of another text's corpus in the folder: written over, kept (the new one goes beside it), or an error."""
 Identity = Callable[[bytes], bytes]
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
 OWN_FILES = (*OWN_SHARDS, MANIFEST, TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
@@ -74,12 +74,9 @@ def prepare(
     folder = expanded(folder).resolve()
     text = Text(sources.find(source, column), corpus.document_hash)
     inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
-    if found := corpus.reusable(folder, inputs):
+    if isinstance(found := _found(folder, inputs, existing, progress), Corpus):
         return found
-    if (beside := _free(folder, inputs, existing)) != folder:
-        if found := corpus.reusable(folder := beside, inputs):
-            return found
-        progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {folder}")
+    folder = found
     sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
@@ -98,17 +95,24 @@ def prepare(
     return made
 
 
-def _free(folder: Path, inputs: str, existing: Existing) -> Path:
-    """Return the folder for a corpus that is not in `folder` yet. A damaged corpus there is always replaced."""
+def _found(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Corpus | Path:
+    """Return the corpus of these inputs if it is prepared, else the folder for it. A damaged corpus is replaced."""
+    if ready := corpus.reusable(folder, inputs):
+        return ready
     try:
-        if existing == "replace" or not corpus.is_corpus(folder) or read_manifest(folder).inputs == inputs:
-            return folder
+        other = corpus.is_corpus(folder) and read_manifest(folder).inputs != inputs
     except UserError:
+        other = False
+    if not other or existing == "replace":
         return folder
     if existing == "refuse":
         was = "of another text, or of this one before it or its settings changed"
         raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
-    return folder.with_name(f"{folder.name}-{inputs[:8]}")
+    beside = folder.with_name(f"{folder.name}-{inputs[:8]}")
+    if ready := corpus.reusable(beside, inputs):
+        return ready
+    progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {beside}")
+    return beside
 
 
 def prepare_validation(
@@ -131,9 +135,9 @@ def prepare_validation(
     text = Text(sources.find(source, column), identity(tokenizer, against))
     train = against.manifest.train
     inputs = text.fingerprint([tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])])
-    if found := corpus.reusable(folder, inputs):
+    if isinstance(found := _found(folder, inputs, existing, progress), Corpus):
         return found
-    folder = _free(folder, inputs, existing)
+    folder = found
     trained_on = corpus.read_hashes(against.folder, "train")
     seen = trained_on | corpus.read_hashes(against.folder, "validation") if unseen else trained_on
     sizes, duplicates = text.survey(progress)

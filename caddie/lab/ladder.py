@@ -111,10 +111,10 @@ def ladder(study: Study, data: str | None = None, *, folder: Path | None = None,
             if why := invalid_reason(one.recipe(label), {}):
                 raise UserError(f"{label} at {scale}: {why}")
     found = {scale: run_study(one, data, folder=folder / scale, **how) for scale, one in studies.items()}
-    ladder_of_scales = Ladder(study, found, folder)
+    made = Ladder(study, found, folder)
     with replacing(folder / PAGE) as temporary:
-        temporary.write_text(ladder_of_scales.markdown(), encoding="utf-8")
-    return ladder_of_scales
+        temporary.write_text(made.markdown(), encoding="utf-8")
+    return made
 
 
 def _judged(found: Results) -> dict[str, Mapping[str, Any]]:

@@ -182,9 +182,10 @@ def find(word: str) -> list[Socket]:
 
 
 def parts(known: Sequence[Socket], wanted: set[str]) -> list[Socket]:
-    """Return the sockets that have one of these simple words for a name, and of others the parts that have one.
+    """Return the sockets with one of these simple words as a name, then the parts of others with one of the rest.
 
-    A word of both is that of a setting of one class, whose socket tells all; or of a number that may be a schedule.
+    A socket's name that is also a setting of some class finds the socket alone, which prints that setting too. The path
+    of a number finds both: the number, and the schedules that may stand there.
     """
     whole = wanted & {name for socket in known for name in _names(socket)}
     numbers = {

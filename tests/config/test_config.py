@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import caddie
 from caddie.config import Config, Range, coerce, field_types, parse_assignment, paths, show, variants
 from caddie.config.field_docs import descriptions
-from caddie.config.renamed import ELSEWHERE
+from caddie.config.hints import ELSEWHERE
 from caddie.config.schedules import Ramp, Schedule, StepRamp, Warmdown
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, UNet
