@@ -12,11 +12,36 @@ from caddie.cli import catalog as catalog
 from caddie.cli import doctor, lab, model, score, share, study
 from caddie.cli import run as line
 from caddie.cli.exits import end
+from caddie.errors import suggest
 
 # Modules that need torch are imported inside the verbs, so that --help answers at once.
 
+ELSEWHERE = {
+    "board": ("dashboard", "tensorboard", "ui"),
+    "data": ("prepare", "preprocess", "tokenize"),
+    "export": ("convert",),
+    "pack": ("quantize",),
+    "sample": ("chat", "generate", "infer", "inference"),
+    "score": ("eval", "evaluate", "test"),
+    "train": ("finetune", "fit", "pretrain"),
+}
+"""By verb: what other programs call it."""
+
+
+class _Verbs(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word in self.commands or not word[:1].isalpha():
+            return super().resolve_command(ctx, args)
+        meant = [verb for verb, names in ELSEWHERE.items() if word.lower() in names]
+        hint = f" (did you mean {meant[0]}?)" if meant else suggest(word, self.commands, most=2)
+        raise click.UsageError(f"no command {word}{hint}", ctx)
+
 
 @click.group(
+    cls=_Verbs,
     commands=[
         *[line.run, line.train, line.pack, score.verify, score.score, line.replay],
         *[model.sample, model.compress, model.decompress],

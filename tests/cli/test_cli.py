@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from json_page import fields_by_verb
 
-from caddie.cli import app, main
+from caddie.cli import ELSEWHERE, app, main
 from caddie.inference import text_codec as lossless
 from caddie.pack import artifact as artifacts
 
@@ -50,6 +50,20 @@ def test_every_verb_is_tested() -> None:
 
 def test_no_verb_is_a_call_for_help(caddie: Call) -> None:
     assert caddie() == caddie("--help") == caddie("-h")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("generate", " (did you mean sample?)"), ("trian", " (did you mean trial or train?)"), ("zzz", "")],
+)
+def test_a_verb_of_another_program_is_answered_with_ours(typed: str, hint: str, caddie: Call) -> None:
+    ended = caddie(typed)
+    assert (ended.status, ended.err) == (2, f"caddie: no command {typed}{hint}; see `caddie --help`\n")
+
+
+def test_other_names_of_verbs_are_no_verbs() -> None:
+    assert ELSEWHERE.keys() <= app.commands.keys()
+    assert not {name for names in ELSEWHERE.values() for name in names} & app.commands.keys()
 
 
 def test_version(caddie: Call) -> None:
