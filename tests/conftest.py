@@ -308,6 +308,14 @@ TINY = (
 )
 
 
+def write_text(path: Path) -> Path:
+    """100 KB of made-up text, the same each time."""
+    chance = random.Random(0)
+    words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 9))) for _ in range(300)]
+    path.write_text("\n\n".join(" ".join(chance.choices(words, k=80)) for _ in range(200)))
+    return path
+
+
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> TinyRun:
     """`caddie run` of two steps on 100 KB of made-up text, made by the first of the test processes for all."""
@@ -317,10 +325,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> TinyRu
     with FileLock(f"{folder}.lock"):
         if not printed.exists():
             folder.mkdir()
-            chance = random.Random(0)
-            words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 9))) for _ in range(300)]
-            paragraphs = [" ".join(chance.choices(words, k=80)) for _ in range(200)]
-            text.write_text("\n\n".join(paragraphs))
+            write_text(text)
             with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
                 score_here(patch)
                 probe_nothing(patch)

@@ -209,7 +209,7 @@ def long_name(manifest: dict[str, Any]) -> None:
 TEXT = "".join(f"Paragraph {number} of a text, and no two are alike.\n\n" for number in range(4000))
 
 WORDS = [
-    Case("unknown verb", lambda b: ["rum"], "Did you mean 'run'?; see `caddie --help`"),
+    Case("unknown verb", lambda b: ["rum"], "no command rum (did you mean run?); see `caddie --help`"),
     Case("unknown option", lambda b: ["run", "tiny", "--fast"], "see `caddie run --help`"),
     Case("missing argument", lambda b: ["verify"], "Missing argument 'ARTIFACT'"),
     Case("missing runs", lambda b: ["submit"], "'RUN...'; needed are --out, --author and --github-id; see"),

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults import SMALL, Command, Ended, check_files, durations, kill_at, tensors, write_text
+from conftest import write_text
+from faults import SMALL, Command, Ended, check_files, durations, kill_at, tensors
 from tiny_study import write_study
 
 VERBS = ("run", "data", "run", "pack", "run", "study", "run", "score", "data", "pack")

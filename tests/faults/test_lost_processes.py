@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from faults import SMALL, write_text
+from conftest import write_text
+from faults import SMALL
 from processes import CONTEXT
 
 from caddie.cli.exits import end

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import write_text
 from faults import PHASES as PHASES_OF_FUNCTIONS
-from faults import SMALL, Command, check_files, tensors, write_text
+from faults import SMALL, Command, check_files, tensors
 
 RUN = ("run", "tiny", *SMALL, "train.steps=4", "--data", "../text.txt", "--out", "run", "--json", "--quiet")
 PHASES = ("prepare", "check", "warm-up", "train", "calibrate", "score weights", "pack", "score file", "result")

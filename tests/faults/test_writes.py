@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import SMALL, Command, check_files, count_writes, fill_disk, refuse_writes, with_jobs_here, write_text
+from conftest import write_text
+from faults import SMALL, Command, check_files, count_writes, fill_disk, refuse_writes, with_jobs_here
 from tiny_study import write_study
 
 RUN = ("run", "tiny", *SMALL, "train.steps=2", "--data", "../text.txt", "--out", "run", "--json", "--quiet")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
 import resource
 import signal
 import sys
@@ -176,14 +175,6 @@ def durations(command: Command, seconds: float) -> dict[str, float]:
     for (phase, begin), (_, end) in pairwise(begins):
         found[phase] = found.get(phase, 0.0) + end - begin
     return found
-
-
-def write_text(path: Path) -> Path:
-    """100 KB of made-up text, the same each time."""
-    chance = random.Random(0)
-    words = ["".join(chance.choices("abcdefghij", k=chance.randint(2, 9))) for _ in range(300)]
-    path.write_text("\n\n".join(" ".join(chance.choices(words, k=80)) for _ in range(200)))
-    return path
 
 
 class Writes:

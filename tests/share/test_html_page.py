@@ -108,8 +108,11 @@ def logits_differ(browser: Browser, artifact: Artifact, page: Path) -> float:
 @pytest.mark.parametrize(
     "name",
     [
-        *(*RICH, "growing_rows"),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("tiny", "baseline", "longer_warmdown")),
+        *RICH,
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("growing_rows", "tiny", "baseline", "longer_warmdown")
+        ),
     ],
 )
 def test_logits_are_the_packages(name: str, tmp_path: Path, browser: Browser) -> None:

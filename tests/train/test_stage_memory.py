@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import write_text
 
 from caddie.errors import UserError
 from caddie.model import GPT
@@ -59,7 +60,7 @@ def test_what_will_not_fit_is_refused_before_training(tmp_path: Path, monkeypatc
         check_stages(SMALL, Pack(), large, 0, Ranks())
     monkeypatch.setattr(stage_memory, "free_bytes", lambda device, processes=1: GIB // 64)
     with pytest.raises(UserError, match=r"packing needs about .*; take a smaller model, or NAME_mini in place of NAME"):
-        run(find("tiny"), None, folder=tmp_path / "run")
+        run(find("tiny"), str(write_text(tmp_path / "text.txt")), folder=tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.caddie"))
     assert not (tmp_path / "run" / "log.jsonl").exists()
     monkeypatch.setattr(stage_memory, "free_bytes", lambda device, processes=1: 1 << 50)
