@@ -152,12 +152,12 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
     Settings given as PATH=VALUE are changed in the last recipe named.
     """
     from caddie.model.flops import flops_per_token
-    from caddie.recipes.catalog import find, supply_parts
+    from caddie.recipes.catalog import find, find_base, supply_parts
 
     if b is not None and is_setting(b):
         settings, b = (written_out(b), *settings), None
     supply_parts([a, b] if b else [a], parts)
-    left = find(a) if b else find(find(a).base or a)
+    left = find(a) if b else find_base(a) or find(a)
     right = named_recipe(b or a, settings)
     changes = left.settings.diff(right.settings)
     size = {"from": left.parameters, "to": right.parameters}

@@ -170,8 +170,10 @@ def study(
 def ablate(recipe: str, settings: tuple[str, ...], parts: tuple[Path, ...], **how: Any) -> int:
     """Ablate RECIPE: revert each of its changes in turn."""
     from caddie.lab.study import ablate as ablation
+    from caddie.recipes.catalog import find_base
 
-    return _run(ablation(named_recipe(recipe, settings, parts=parts), **_budget(how)), **how)
+    found = named_recipe(recipe, settings, parts=parts)
+    return _run(ablation(found, find_base(recipe), **_budget(how)), **how)
 
 
 @click.command()

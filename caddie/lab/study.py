@@ -21,7 +21,7 @@ from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute, split_name
 from caddie.errors import UserError, suggest
 from caddie.lab.modelled import StepTime, full_name, step_time
-from caddie.recipes.catalog import find, shipped
+from caddie.recipes.catalog import find_shipped, shipped
 from caddie.recipes.recipe import Recipe
 from caddie.run.run import check_recipe
 from caddie.train.settings import Train
@@ -317,12 +317,14 @@ def find_study(name: str) -> Study:
 def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Study:
     """Return the study that reverts each of the recipe's changes to `origin` in turn; `settings` are a study's.
 
-    `origin` is the recipe's base unless given. Changes that are valid only together are reverted together. Raises
-    `UserError` for a recipe without a base, and for a change that cannot be reverted.
+    `origin` is the recipe's base, which must be shipped, unless given. Changes that are valid only together are
+    reverted together. Raises `UserError` for a recipe without a base, and for a change that cannot be reverted.
     """
-    if origin is None and recipe.base is None:
-        raise UserError(f"{recipe.name or 'the recipe'} has no base, so there is nothing to revert; name one that has")
-    lines = recipe.settings.diff((origin or find(recipe.base or "")).settings)
+    origin = origin or find_shipped(recipe.base or "")
+    if origin is None:
+        has = f"is based on {recipe.base}, which caddie does not ship" if recipe.base else "has no base"
+        raise UserError(f"{recipe.name or 'the recipe'} {has}, so there is nothing to revert; name one that has")
+    lines = recipe.settings.diff(origin.settings)
     paths = [path for path in lines if not path.startswith(("train.seconds", "train.steps"))]
     backs = [_taken_back(recipe, lines, path) for path in paths]
     entries = {_cut(f"without {', '.join(back)}"): Entry(diff=back) for back in backs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -91,6 +92,32 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
             raise UserError(f"{name} names a file; name a recipe in it, as {name}:NAME")
         raise UserError(f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours")
     return known[attribute]
+
+
+def find_shipped(name: str) -> Recipe | None:
+    """Return a recipe that caddie ships, by name, alias or twin; None for any other name. No file is read or run."""
+    if name not in _SHIPPED and (recipe_path(name) is not None or name.rpartition(":")[0] not in ("", "public_000")):
+        return None
+    with suppress(UserError):
+        return find(name)
+    return None
+
+
+def find_base(name: str) -> Recipe | None:
+    """Return what the recipe of this name is based on; None if it has no base.
+
+    A whole recipe in a file, such as a run's, may be a stranger's: the base that it names must be shipped, for another
+    file would be run that nobody named. Raises `UserError` if it is not.
+    """
+    file = None if name in _SHIPPED else recipe_path(name)
+    if file and (stated := recipe_file.base_in(file)):
+        return find(_beside(file, stated))
+    base = find(name).base
+    if not base or not file:
+        return find(base) if base else None
+    if found := find_shipped(base):
+        return found
+    raise UserError(f"{name} is based on {base}, which caddie does not ship; name both, as in: caddie diff BASE {name}")
 
 
 def public_steps(recipe: Recipe) -> int:

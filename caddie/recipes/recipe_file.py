@@ -83,6 +83,13 @@ def stated_parts(path: Path) -> tuple[Stated, ...]:
     return _stated(path, _table(path))
 
 
+def base_in(path: Path) -> str | None:
+    """Return the base that a file of changes names; None if the file holds a whole recipe."""
+    held = _table(path)
+    base = None if "recipe" in held or held.get("kind") == "Recipe" else held.get("base")
+    return base if isinstance(base, str) else None
+
+
 def begun_from(path: Path) -> RunStart | None:
     """Return what a run was begun with, or None if the recipe in a file is not a run's."""
     held = _table(path)

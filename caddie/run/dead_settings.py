@@ -11,7 +11,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import tee, zip_longest
 from typing import Any
@@ -28,7 +28,7 @@ from caddie.errors import UserError
 from caddie.model import GPT, Block
 from caddie.model.parameters import Part, declarations
 from caddie.pack.quantize import Rows, Ternary
-from caddie.recipes.catalog import find
+from caddie.recipes.catalog import find_shipped
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.shrink import row_scale, small_copy
 from caddie.runtime.distributed import Ranks
@@ -121,10 +121,7 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
 
 
 def _origin(recipe: Recipe) -> Recipe:
-    for name in (recipe.name, recipe.base or ""):
-        with suppress(UserError):  # a name that only its user's file knows
-            return find(name)
-    return Recipe()
+    return find_shipped(recipe.name) or find_shipped(recipe.base or "") or Recipe()
 
 
 def _shown(value: object) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from caddie.config import show
-from caddie.errors import UserError, count
-from caddie.recipes.catalog import find
+from caddie.errors import count
+from caddie.recipes.catalog import find_shipped
 from caddie.report.tables import markdown_lines
 from caddie.report.verification import verified
 from caddie.run.contest_sets import identify
@@ -92,14 +91,11 @@ def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
 
 def _settings(run: Run) -> list[str]:
     """Return the changes to the base, which may be one that caddie does not ship."""
-    settings, base, known = run.recipe.settings, run.recipe.base, None
-    with suppress(UserError):
-        known = find(base).settings if base else None
-    if known is None:
+    settings, base = run.recipe.settings, run.recipe.base
+    if (origin := find_shipped(base or "")) is None:
         return [f"It has {f'the base `{base}`' if base else 'no base'}; `train_gpt.py` holds every setting."]
-    before, after = (
-        {path: show(value) for path, value in diff.items()} for diff in (settings.diff(known), known.diff(settings))
-    )
+    back, forth = settings.diff(origin.settings), origin.settings.diff(settings)
+    before, after = ({path: show(value) for path, value in diff.items()} for diff in (back, forth))
     rows = ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in after.items())
     table = "\n".join(markdown_lines(("setting", str(base), "here"), rows))
     return [f"Changes to `{base}`; `train_gpt.py` holds every setting.", table]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from caddie.config.schedules import Warmdown
 from caddie.errors import UserError
-from caddie.recipes.catalog import begun_from, find, shipped
+from caddie.recipes.catalog import begun_from, find, find_base, find_shipped, shipped
 from caddie.recipes.recipe import Recipe
+from caddie.run.dead_settings import dead_settings
 from caddie.run.run import check_recipe
 from caddie.score import ChunkSGD
 from caddie.train.optim import AdamW
@@ -124,6 +126,30 @@ def test_the_folder_of_a_run_is_its_recipe() -> None:
     Path("run").rename("tiny")
     assert find("tiny") == shipped()["tiny"], "a shipped recipe goes before a folder"
     assert begun_from("tiny") is None
+
+
+def test_the_base_of_a_file_is_looked_for_beside_it() -> None:
+    Path("recipes").mkdir()
+    write("recipes/a.toml", 'base = "tiny"\nmodel.depth = 3')
+    write("recipes/b.toml", 'base = "a.toml"\nmodel.width = 48')
+    assert find_base("recipes/b.toml") == find("recipes/a.toml")
+    assert find_base("recipes/a.toml") == find("tiny")
+    assert find_base(write("whole.json", find("exclusive_four").to_json())) == find(find("exclusive_four").base or "")
+    assert find_base(write("baseless.json", Recipe(name="lonely").to_json())) is None
+
+
+@pytest.mark.parametrize("base", ["got/evil.py:x", "got/evil.toml"])
+def test_the_base_that_a_strangers_run_names_is_not_run(base: str, caddie: Callable[..., Any]) -> None:
+    Path("got").mkdir()
+    write("got/evil.py", "from pathlib import Path\nimport caddie\nPath('ran').touch()\nx = caddie.find('tiny')\n")
+    write("got/evil.toml", 'base = "evil.py:x"\n')
+    write("got/recipe.json", run(recipe=find("tiny").but(name="of a stranger", base=base).to_json()))
+    for verb in ("diff", "ablate"):
+        ended = caddie(verb, "got")
+        assert (ended.status, f"got is based on {base}, which caddie does not ship" in ended.err) == (2, True)
+    assert find_shipped(base) is find_shipped("got") is None
+    dead_settings(find("got"))
+    assert not Path("ran").exists()
 
 
 def run(**changes: Any) -> dict[str, Any]:
