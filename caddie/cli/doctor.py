@@ -36,8 +36,7 @@ def doctor(
     if is_setting(recipe):
         recipe, settings = "tiny", (written_out(recipe), *settings)
     if seconds is not None:
-        others = (text for text in settings if not text.startswith("train.seconds="))
-        settings = (*others, f"train.seconds={seconds!r}")
+        settings = (*settings, f"train.seconds={seconds!r}")
     with Display(quiet=quiet) as display:
         found = examine(recipe, settings, world=gpus, progress=display, **how)
     tell(found.to_json(), as_json, found.text())

@@ -37,7 +37,7 @@ class _Path(click.Path):
 
 FILE = _Path(path_type=Path)
 """Type of an option that names a file or folder."""
-_PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
+PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
 
 class Finite(click.FloatRange):
@@ -71,21 +71,21 @@ def options(*names: str) -> Decorator:
         "data": click.option(
             "--data",
             metavar="PATH",
-            type=_PATH,
+            type=PATH,
             help="Text, JSON lines, Parquet, a folder of them, hf:NAME[:SPLIT], shards, or a corpus; by default"
             " Python's own library.",
         ),
         "held_out_text": click.option(
             "--data",
             metavar="PATH",
-            type=_PATH,
+            type=PATH,
             help="Text or corpus, as for caddie run; by default that of the run folder that ARTIFACT lies in.",
         ),
         "seed": click.option(
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
-        "out": click.option("--out", metavar="DIR", type=_PATH, help="Folder to write to."),
+        "out": click.option("--out", metavar="DIR", type=PATH, help="Folder to write to."),
         "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, each on a GPU if any."),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         "parts": click.option(

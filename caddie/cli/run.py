@@ -15,7 +15,16 @@ import click
 from click.core import ParameterSource
 
 from caddie.cli.exits import judge, resume_hint
-from caddie.cli.options import FILE, named_recipe, options, path_argument, recipe_argument, settings_argument, tell
+from caddie.cli.options import (
+    FILE,
+    PATH,
+    named_recipe,
+    options,
+    path_argument,
+    recipe_argument,
+    settings_argument,
+    tell,
+)
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
 from caddie.config.userfile import user_files
@@ -168,7 +177,7 @@ def train(
 @click.command()
 @path_argument("folder", metavar="RUN")
 @click.option("--gpus", type=click.IntRange(1), help="Processes, one for each GPU if any; by default those of RUN.")
-@click.option("--data", metavar="PATH", help="The text of RUN or its corpus; by default where RUN found it.")
+@click.option("--data", metavar="PATH", type=PATH, help="The text of RUN or its corpus; by default where RUN found it.")
 @options("parts", "out", "json", "quiet")
 def replay(
     folder: Path,

@@ -107,7 +107,7 @@ def signed(value: float | None) -> str:
 
 def bits(value: float | None) -> str:
     """Format bits per byte: `2.8312`."""
-    return f"{value:.4f}".replace("-", MINUS) if is_finite(value) else "-"
+    return f"{value:z.4f}".replace("-", MINUS) if is_finite(value) else "-"
 
 
 def whole(value: float | None) -> str:

@@ -165,14 +165,16 @@ def search(
     replace(study, entries=drawn).recipe(next(iter(drawn)))
     folder = folder or Path("runs") / study.name
     progress = progress or Display(stream=sys.stdout)
-    how |= {"runs": runs, "progress": progress, "total": (len(study.labels) + trials) * len(study.seeds)}
+    how |= {"runs": runs, "progress": progress}
     with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process"):
         proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
             grown = replace(study, entries={**study.entries, **entries})
+            later = max(0, trials - len(proposals.finished()) - len(batch))
+            total = (len(grown.labels) + later) * len(study.seeds)
             with _watched(batch, plan(grown, data, runs) if pruner != "none" else []):
-                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, **how)
+                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, total=total, **how)
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
             left = trials - len(proposals.finished())

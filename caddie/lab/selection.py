@@ -75,9 +75,10 @@ def select(
         raise UserError(
             "a stated step_cost holds beside one rival alone, and selection adds entries up; leave step_cost out"
         )
-    folder, recipe, left = folder or Path("runs") / study.name, study.recipe(BASE), dict(study.entries)
+    folder, base, left = folder or Path("runs") / study.name, study.base, dict(study.entries)
     progress, rounds, chosen = progress or Display(stream=sys.stdout), list[Results](), list[str]()
     while True:
+        recipe = replace(study, base=base, entries={}).recipe(BASE)
         for label in list(left):
             if why := invalid_reason(recipe, left[label].diff):
                 progress.note(f"left out  {label}: {why}")
@@ -89,7 +90,7 @@ def select(
             study,
             name=f"{study.name}-round{number}",
             why=f"Greedy selection, round {number}: which is best on top of {', '.join(chosen) or 'the base'}?",
-            base=recipe,
+            base=base,
             entries={label: replace(entry, against=BASE, claim=None) for label, entry in left.items()},
             scales={},
         )
@@ -98,4 +99,4 @@ def select(
         if not better:
             return Selection(study, rounds, chosen, recipe)
         chosen.append(min(better, key=lambda one: one["difference"])["label"])
-        recipe = recipe.but(left.pop(chosen[-1]).diff)
+        base = base.but(left.pop(chosen[-1]).diff)

@@ -201,7 +201,7 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any] | None:
             continue  # most recipes learn nothing while they are scored
         change, at = "", None
         if is_finite(value):
-            change = f"{value - before:+.4f}".replace("-", "\u2212") if before is not None else ""
+            change = f"{value - before:+z.4f}".replace("-", "\u2212") if before is not None else ""
             before, at = value, percent(value, low, high)
         bar = Bar(stage, number(value, ".4f"), at, change, int(index == result_row))
         rows.append({"stage": stage, "way": way, "bar": bar})

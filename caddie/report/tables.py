@@ -244,7 +244,7 @@ def _scores(result: Mapping[str, Any]) -> list[str]:
     losses = [compression.get(f"{way}_bits_per_byte") for way in ("predicted", "measured")]
     if losses != [None, None]:
         lines += [_row("", "predicted", "measured")]
-        lines += [_row("  quantization gap", *(number(loss, ".4f") for loss in losses))]
+        lines += [_row("  quantization gap", *(number(loss, "z.4f") for loss in losses))]
     return lines
 
 

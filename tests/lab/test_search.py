@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,14 @@ def test_a_sampler_finds_what_is_best(text: str, quick: None, optuna: Any) -> No
     assert len(executor.done) == len(found.rows) == 21
 
 
+def test_a_search_with_impossible_trials_ends_with_all_of_its_runs(text: str, quick: None, optuna: Any) -> None:
+    for trials in (6, 2):  # with fewer trials than it has made, it has nothing left to do
+        progress = RecordedProgress()
+        found = search(small(), {STRIDE: (16, 32, 64)}, text, trials=trials, executor=Scored(bowl), progress=progress)
+        assert len(found.rows) < 6
+        assert (progress.events[-1]["done"], progress.events[-1]["total"]) == (len(found.rows), len(found.rows))
+
+
 @pytest.mark.long
 def test_a_search_that_was_stopped_goes_on(text: str, quick: None, optuna: Any) -> None:
     def go(executor: Scored, **how: Any) -> Any:
@@ -388,6 +396,15 @@ def test_selection_adds_the_best_until_nothing_is_better(text: str, quick: None)
     again = Scored(additive)
     assert select(choices(idle=Entry(diff={"train.clip_norm": 2.0})), text, executor=again).chosen == found.chosen
     assert again.done == []
+
+
+def test_selection_of_shortened_runs_shortens_them_once(text: str, quick: None) -> None:
+    study = replace(
+        choices(), base=small().base.but({"train.steps": 40, "train.seconds": None}), fraction=0.1, budget=None
+    )
+    found = select(study, text, executor=Scored(additive))
+    assert {one.study.recipe("base").train.steps for one in found.rounds} == {4}
+    assert found.recipe.train.steps == 4
 
 
 def test_selection_leaves_out_what_does_not_fit(text: str, quick: None) -> None:
