@@ -84,7 +84,7 @@ class Snapshot:
 
     def _complete(self, name: str) -> bool:
         path, size = self.folder / name, self.sizes.get(name)
-        if not path.is_file() or path.stat().st_size != (size or path.stat().st_size or None):
+        if not path.is_file() or (path.stat().st_size != size if size is not None else path.stat().st_size == 0):
             return False
         try:
             return path.suffix != ".bin" or len(open_shard(path)) > 0
@@ -191,6 +191,7 @@ def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, d
     before = {name: os.environ[name] for name in wanted if name in os.environ}
     wanted["HF_TOKEN_PATH"] = before.get("HF_TOKEN_PATH", wanted["HF_TOKEN_PATH"])
     os.environ.update(wanted)
+    errors: Any = None
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -201,8 +202,8 @@ def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, d
     except ImportError:
         raise UserError("this needs huggingface_hub; run: pip install huggingface_hub") from None
     except Exception as error:
-        missing = (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-        if isinstance(error, missing) and not isinstance(error, errors.LocalEntryNotFoundError):
+        missing = errors and (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+        if missing and isinstance(error, missing) and not isinstance(error, errors.LocalEntryNotFoundError):
             raise UserError(f"the hub does not have {what}; {absent}") from error
         reason = first_line(error.__cause__ or error)  # of a failed upload the error itself says only which file
         raise UserError(f"cannot {doing} {what} ({reason}); {advice}") from error

@@ -75,7 +75,7 @@ def hold_out(shards: Sequence[Tokens], tokens: int) -> tuple[list[Tokens], Token
     while kept and len(held) < tokens:
         shard = kept.pop()
         cut = max(0, len(shard) - (tokens - len(held)))
-        held = np.concatenate([shard[cut:], held])
+        held = np.concatenate([read(shard, cut, len(shard)), held])
         kept += [shard[:cut]] if cut else []
     if not kept:
         raise UserError(f"train.held_out_tokens: the training shards hold {len(held):,} tokens in all; hold out fewer")

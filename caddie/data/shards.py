@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +59,10 @@ def read(shard: Tokens, begin: int, end: int) -> Tokens:
 
     The system would end the process by SIGBUS at a page that is gone, without a line.
     """
-    mapped = shard.base
-    if isinstance(mapped, np.memmap):
+    mapped: Any = shard
+    while mapped is not None and not isinstance(mapped, np.memmap):  # a slice's base is the opened shard
+        mapped = mapped.base
+    if mapped is not None:
         whole = mapped.offset + mapped.nbytes
         if (size := mapped._mmap.size()) < whole:  # type: ignore[attr-defined]
             raise UserError(f"{mapped.filename} was cut short while it was in use, to {size:,} of {whole:,} bytes")

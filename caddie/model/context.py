@@ -97,10 +97,10 @@ class Context:
         return x if self.last is None else x[:, x.shape[1] - self.last :]
 
     def visible(self, scope: str, longest: IntSchedule | None, window: IntSchedule | None) -> Visibility:
-        """Return the visibility of the query positions: their `row` or `document`, cut into pieces of `longest`."""
+        """Return the visibility of the query positions: their `row`, or `document` cut into pieces of `longest`."""
         starts = self.starts if scope == "document" else None
-        longest = None if longest is None else _int_at(longest, self.progress)
-        width = reach(None if starts is None else longest, window, self.progress, self.ids.device)
+        longest = None if starts is None or longest is None else _int_at(longest, self.progress)
+        width = reach(longest, window, self.progress, self.ids.device)
         key = (scope, longest, width, self.last)
         if key not in self._visible:
             segments = None if starts is None else self._numbered(starts, longest)

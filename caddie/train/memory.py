@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from caddie.config.schedules import all_values
+from caddie.data.loaders import PackedDocuments
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.model.flops import flops_per_token
@@ -124,7 +125,8 @@ def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEst
     That of uncompiled steps; compiled ones need less. Packing and scoring come after training: see `stage_memory.py`.
     """
     micro, length = train.micro_tokens(ranks.world), train.longest_row
-    shard = np.zeros(64 * (length + 1), np.uint16)
+    group = train.loader.group if isinstance(train.loader, PackedDocuments) else 1
+    shard = np.zeros(64 * group * (length + 1), np.uint16)
     shard[0] = _BOS
     stream = train.loader.build([shard], tokens=2 * length, sequence_length=length, seed=0, bos=_BOS)
     rows = 1 if len(stream.micro_batch(0).inputs) == 1 else micro // length

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caddie.data.loaders import CoprimeStride, Loader, PackedDocuments, SequentialStream, ShuffledSequences
+from caddie.data.loaders import CoprimeStride, Loader, PackedDocuments, SequentialStream, ShuffledSequences, hold_out
 from caddie.data.shards import HEADER_BYTES, open_shard, split_documents, write_shard
 from caddie.errors import UserError
 
@@ -34,18 +34,20 @@ def test_the_contest_shard_opens(real_data: Path) -> None:
 
 
 @pytest.mark.parametrize("loader", [SequentialStream(), ShuffledSequences(), CoprimeStride(), PackedDocuments()])
-def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(loader: Loader, tmp_path: Path) -> None:
+@pytest.mark.parametrize("held_out", [0, 100])
+def test_a_shard_that_is_cut_short_while_it_is_read_is_one_line(loader: Loader, held_out: int, tmp_path: Path) -> None:
     """The system would end the process, and with it this test."""
     write_shard(path := tmp_path / "a.bin", np.ones(100_000, np.uint16))
-    shards = [open_shard(path)]
+    shards, _ = hold_out([open_shard(path)], held_out)
     stream = loader.build(shards, tokens=512, sequence_length=64, seed=0, bos=1)
     stream.micro_batch(0)
     with path.open("r+b") as file:
         file.truncate(2000)
     with pytest.raises(UserError, match=r"a\.bin was cut short while it was in use, to 2,000 of 201,024 bytes"):
         stream.micro_batch(1)
-    with pytest.raises(UserError, match="was cut short"):
-        list(split_documents(shards, 1))
+    for read in (lambda: list(split_documents(shards, 1)), lambda: hold_out(shards, 10)):
+        with pytest.raises(UserError, match="was cut short"):
+            read()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ def test_documents_are_numbered_within_their_row_and_cut() -> None:
     assert segments([[0, 1, 1, 0, 0, 0, 0, 0, 0]], longest=2) == [[0, 1, 2, 2, 3, 3, 4, 4, 5]]
     ids = torch.zeros(1, 4, dtype=torch.long)
     starts = torch.tensor([[False, True, False, False]])
-    assert Context(ids, starts, torch.float32).visible("row", None, None).segments is None
+    rows = Context(ids, starts, torch.float32).visible("row", 2, None)
+    assert (rows.segments, rows.longest) == (None, ids.shape[1]), "documents are cut, rows are not"
     assert Context(ids, None, torch.float32).visible("document", None, None).segments is None
 
 

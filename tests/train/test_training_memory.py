@@ -10,6 +10,7 @@ import pytest
 import torch
 from recording import RecordedProgress
 
+from caddie.data.loaders import PackedDocuments
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.recipes.catalog import find
@@ -45,6 +46,10 @@ def test_fake_tensors_give_the_bytes_of_real_ones(monkeypatch: pytest.MonkeyPatc
     fake = estimate_memory(SMALL, TRAIN)
     assert fake.state == real.state
     assert fake.step == pytest.approx(real.step, abs=3 << 20)  # real tensors count the buffers of the loss
+
+
+def test_a_loader_that_reads_rows_in_groups_is_estimated() -> None:
+    assert estimate_memory(SMALL, TRAIN.but(loader=PackedDocuments(group=100))).step > 0
 
 
 @pytest.mark.long
