@@ -41,8 +41,9 @@ from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.coding.priors import FRACTION_BITS, LARGEST, PRIOR_BITS, contexts, log2, priors, width
 from caddie.pack.compress import Pack
 from caddie.pack.quantize import Arrays, Calibration, Waterfilling
+from caddie.pack.quantize.gptq import cholesky_upper
 from caddie.pack.quantize.quantizer import as_rows
-from caddie.pack.quantize.waterfilling import _BLOCK, _LARGEST, _steps, _upper
+from caddie.pack.quantize.waterfilling import _BLOCK, _LARGEST, _REMEDY, _steps
 from caddie.report.tables import table
 from caddie.run.run_folder import read_run, run_weights
 from caddie.run.stages import bits_per_nat, calibrate_recipe, held_out_text
@@ -149,7 +150,7 @@ def rounded(plain: Arrays, weight: Tensor, calibration: Calibration, quantizer: 
     along, across = (torch.from_numpy(plain[key].astype(np.int32)) for key in ("row_steps", "column_steps"))
     steps = _steps(along, across, step)
     if way.slope:
-        factor = _upper(columns)
+        factor = cholesky_upper(columns.double(), _REMEDY).float()
         alive = integers.any(1)  # the others lost their own steps
         bits, places = code_lengths(integers[alive], way.odds)
         found = feed_back(rows[alive], steps[alive], factor / factor.diagonal(), bits, places, way.slope)

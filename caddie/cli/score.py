@@ -40,11 +40,12 @@ def _changed_recipe(artifact: Artifact, settings: tuple[str, ...], *others: str)
 
 def _text(artifact: Artifact, data: str | None) -> str | None:
     """Return the text to score on: the one given, else the corpus of the run folder that the artifact lies in."""
-    from caddie.run.run_folder import corpus_of
+    from caddie.data.corpus import Corpus
+    from caddie.recipes.recipe_file import read_place
 
     if not data:
         with suppress(UserError):  # an artifact may stand alone, or its corpus be gone
-            return str(corpus_of(artifact.path.parent).folder)
+            return str(Corpus.load(read_place(artifact.path.parent)).folder)
     return data
 
 

@@ -10,7 +10,7 @@ from typing import cast
 from torch import nn
 
 from caddie.config.schedules import IntSchedule, TrainProgress, int_at, progress_at
-from caddie.model import GPT, BlockModule, Linear, Model
+from caddie.model import GPT, BlockModule, Linear
 from caddie.model.attention import Attention
 from caddie.model.ngrams import NGramTable
 from caddie.model.parameters import Part
@@ -48,7 +48,8 @@ def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documen
     train_progress = progress_at(progress)
     length = int_at(sequence_length, train_progress)
     model = gpt.outline()
-    products, attended = _outside_blocks(model), 0.0
+    tied = model.embedding.weight.numel() if model.head.table is None else 0  # a product where the head reads it
+    products, attended = _products(model) - _products(model.blocks) + tied, 0.0
     for layer, passes in Counter(gpt.order(progress)).items():
         block = cast(BlockModule, model.blocks[layer])
         products += passes * (_products(block) - _products(block.later_mlps))  # those take the place of the first MLP
@@ -68,12 +69,6 @@ def mean_visible(attention: Attention, length: int, train_progress: TrainProgres
     window = getattr(attention, "window", None)
     width = length if window is None else min(length, int_at(window, train_progress))
     return width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions
-
-
-def _outside_blocks(model: Model) -> int:
-    """Return multiply-adds per token of all but the layers; a tied table is a product where the head reads it."""
-    tied = model.head.table is None
-    return _products(model) - _products(model.blocks) + (model.embedding.weight.numel() if tied else 0)
 
 
 def _products(module: nn.Module) -> int:

@@ -100,18 +100,16 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
     return Bundle(files, tuple(sorted(libraries)), data)
 
 
-def script(recipe: Mapping[str, Any]) -> bytes:
+def script(recipe: Mapping[str, Any], source: str | None = None) -> bytes:
     """Return a Python program that trains, packs and scores a recipe, given as JSON values, without caddie.
 
-    Public results of others are left out of the recipe. The same recipe gives the same bytes, whatever the seed.
+    Public results of others are left out of the recipe. The same recipe gives the same bytes, whatever the seed. It
+    holds this `source` instead of caddie's modules, if any is given.
     """
-    return _script(recipe, _encoded_source())
-
-
-def _script(recipe: Mapping[str, Any], source: str) -> bytes:
     settings = {name: value for name, value in recipe.items() if name != "public"}
+    held = _encoded_source() if source is None else source
     text = json.dumps(settings, indent=1).replace("'", "\\u0027")  # else it might end the literal
-    return Template(_head()).substitute(version=metadata.version("caddie"), recipe=text, source=source).encode()
+    return Template(_head()).substitute(version=metadata.version("caddie"), recipe=text, source=held).encode()
 
 
 @cache
@@ -165,7 +163,7 @@ def describe_source(recipe: Mapping[str, Any]) -> dict[str, Any]:
     `needed_bytes` and `training_bytes` add up to the bytes of `script` for the recipe, given as JSON values.
     """
     described = _measured()
-    training = described.pop("other_script_bytes") + len(_script(recipe, "")) - described["needed_bytes"]
+    training = described.pop("other_script_bytes") + len(script(recipe, "")) - described["needed_bytes"]
     return described | {"training_bytes": training}
 
 

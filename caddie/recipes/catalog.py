@@ -12,7 +12,7 @@ from caddie.config.userfile import UserFile, execute, read_source, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
 from caddie.recipes.names import ALIASES, MODULES
-from caddie.recipes.public_000_experiments import DIFFS, public_000_experiments
+from caddie.recipes.public_000_experiments import DIFFS, OUTCOMES
 from caddie.recipes.published import published, speeds
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
@@ -71,9 +71,9 @@ def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
     if path == "seed_000":
         raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")
     if path == "public_000":
-        outcomes, base = {one.label: one.outcome for one in public_000_experiments}, _SHIPPED["parallel_muon"]
+        base = _SHIPPED["parallel_muon"]
         known = {
-            label: base.but(diff, name=label, base=base.name, why=outcomes[label], public=())
+            label: base.but(diff, name=label, base=base.name, why=OUTCOMES[label], public=())
             for label, diff in DIFFS.items()
         }
     else:

@@ -7,8 +7,6 @@ as stated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from caddie.config import Diff
 from caddie.config.schedules import Ramp
 from caddie.model import DenseGate, MixedValueResidual
@@ -54,22 +52,5 @@ DIFFS: dict[str, Diff] = {
 }
 """Label of an experiment to its changes to `parallel_muon`; the others have nothing to set."""
 
-
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment and its outcome."""
-
-    label: str
-    """Short name."""
-    outcome: str
-    """Outcome as its source states it; plus is worse."""
-    bits_per_byte: float | None
-    """Score, or none where the source has none."""
-    note: str
-    """Reason that there is nothing to set, or differences that matter to a comparison."""
-
-
-public_000_experiments = tuple(
-    Experiment(label, outcome, None if score == "-" else float(score), "".join(note))
-    for label, outcome, score, *note in rows("public_000_experiments.txt")
-)
+OUTCOMES = {label: outcome for label, outcome, *_ in rows("public_000_experiments.txt")}
+"""Label of every experiment to its outcome as the source states it; plus is worse."""

@@ -21,7 +21,7 @@ from caddie.files import reason, replacing, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.pack.compress import Pack
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.recipe_file import read_place, read_start
+from caddie.recipes.recipe_file import read_start
 from caddie.report.display import Display
 from caddie.report.read import pick, read_json, read_scored_result
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, WEIGHTS
@@ -181,11 +181,6 @@ def check_text(folder: Path, result: Mapping[str, Any], corpus: Corpus) -> None:
                 f"{corpus.folder} is not the text of {folder}: the SHA-256 of its {what} is {now[:12]}, "
                 f"not {str(then)[:12]}; name that text with --data, or another folder with --out"
             )
-
-
-def corpus_of(folder: Path) -> Corpus:
-    """Return the corpus of a run folder, whatever classes its recipe has; `UserError` if it is none."""
-    return Corpus.load(read_place(folder))
 
 
 def cap_of(artifact: Artifact) -> int | None:

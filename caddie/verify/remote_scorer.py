@@ -29,11 +29,10 @@ from caddie.errors import CheckFailed, UserError
 from caddie.files import absolute
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
-from caddie.runtime.distributed import Ranks
 from caddie.score import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Window
 from caddie.verify import channel
 from caddie.verify.sandbox import open_sandbox
-from caddie.verify.scorer_process import allow_debuggers, fork_server
+from caddie.verify.scorer_process import allow_debuggers
 
 MEMORY_BYTES, ANSWER_SECONDS = 8 << 30, 300.0
 """Limits of a scorer's process: its resident memory, and the time for one answer."""
@@ -45,6 +44,7 @@ _TEXT_BYTES = 1 << 16  # of an answer in words
 _TEXT_LETTERS = 500
 _CHECK_SECONDS = 1.0
 _TAIL_LINES = 20
+_COMMAND = "import sys; from caddie.verify.scorer_process import main; main(*sys.argv[1:])"
 
 
 class ScorerServer:
@@ -55,7 +55,7 @@ class ScorerServer:
         self._control, theirs = socket.socketpair()
         stack.callback(self._control.close)
         with theirs:
-            command = fork_server(paths)
+            command = ["-c", _COMMAND, *map(str, paths)]
             self.sandboxed = stack.enter_context(open_sandbox(command, readable=paths, stdin=theirs.fileno()))
         self.close = weakref.finalize(self, stack.close)
         """End all its processes."""
@@ -240,10 +240,6 @@ class RemoteScorer(Scorer):
         if dtype is None or len(data) != count * dtype.itemsize:
             raise self._link.nonsense(f"{len(data):,} bytes in place of {count:,} logits")
         return torch.frombuffer(data, dtype=dtype).view(shape)
-
-    def share(self, ranks: Ranks) -> bool:
-        """Return False: every process asks a scorer of its own."""
-        return False
 
     def reads(self) -> list[str]:
         """Return phrases for what the process used beside the artifact and Python's own files; [] if it has ended."""

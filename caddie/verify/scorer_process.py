@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 import numpy as np
 import psutil
@@ -231,8 +230,3 @@ class _Prefix(ScoredPrefix):
     def _reserve(self, end: int) -> None:
         if (more := end + 1 - len(self._tokens)) > 0:
             self._tokens = np.append(self._tokens, np.zeros(max(more, len(self._tokens)), np.int64))
-
-
-def fork_server(arguments: Sequence[Any]) -> list[str]:
-    """Return the command that runs `main`, for Python in a sandbox."""
-    return ["-c", f"import sys; from {__name__} import main; main(*sys.argv[1:])", *map(str, arguments)]

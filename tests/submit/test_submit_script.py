@@ -134,7 +134,7 @@ def test_its_source_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("why", ["", "It's '''quoted''' \\ \"so\", $recipe and é."])
 def test_every_recipe_stands_in_the_head_as_it_is(why: str) -> None:
     for recipe in shipped().values() if not why else [find("tiny").but(why=why)]:
-        tree = ast.parse(source_bundle._script(recipe.to_json(), "x"))
+        tree = ast.parse(source_bundle.script(recipe.to_json(), "x"))
         assert "torchrun" in (ast.get_docstring(tree) or "")
         (literal,) = [
             node.value.args[0]

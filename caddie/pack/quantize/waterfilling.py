@@ -22,6 +22,7 @@ _POWERS = torch.tensor([2.0 ** (i / _PER_OCTAVE) for i in range(_PER_OCTAVE)])
 _MOST = 127  # largest step size, in quarters of an octave: it is stored as int8
 _BLOCK = 64  # columns after which later ones are updated, all at once
 _LARGEST = 32_767  # largest integer: it is stored as int16
+_REMEDY = "the Fisher information of the columns is not positive definite; raise the damping of Waterfilling"
 RoundColumn = Callable[[int, Tensor], Tensor]
 """Maps a column's number and its values in steps, (rows,), to the points that are stored for them, in steps."""
 
@@ -48,7 +49,7 @@ class WaterfillingSteps:
         if weight.ndim != 2 and calibration.rows is not None:
             calibration = Calibration(rows=calibration.rows.mean().expand(len(rows)))
         importance, columns = self._costs(rows, calibration)
-        factor = _upper(columns)
+        factor = cholesky_upper(columns.double(), _REMEDY).float()
         pivots = factor.diagonal()
         column_steps = _octaves(1 / pivots)
         level = round(math.log2(self.step) * _PER_OCTAVE)
@@ -141,12 +142,6 @@ class Waterfilling(WaterfillingSteps, Quantizer):
     def dequantizer(self) -> Quantizer:
         """The default: no setting is needed to dequantize."""
         return Waterfilling()
-
-
-def _upper(matrix: Tensor) -> Tensor:
-    """Return the upper triangular U with U U^T = `matrix`, computed in double precision."""
-    remedy = "the Fisher information of the columns is not positive definite; raise the damping of Waterfilling"
-    return cholesky_upper(matrix.double(), remedy).float()
 
 
 def nearest(column: int, values: Tensor) -> Tensor:
