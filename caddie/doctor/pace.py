@@ -162,23 +162,23 @@ def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int
     execution, _ = warm_up(trainer, rows)
     warmed = time.perf_counter() - began
     found = []
-    moments = trainer.shapes().values()
-    each = ceil(steps / len(moments)) or 1
+    shapes = trainer.shapes().values()
+    each = ceil(steps / len(shapes)) or 1
     with prefetch(stream, trainer.indices(0), ranks.device, _BOS) as batches:
-        for moment in moments:
-            lr_scale = value_at(train.lr_schedule, moment)
+        for train_progress in shapes:
+            lr_scale = value_at(train.lr_schedule, train_progress)
             _wait(ranks)
             began = time.perf_counter()
             for _ in range(each):
-                trainer.launch(batches, moment, _BOS)
+                trainer.launch(batches, train_progress, _BOS)
                 trainer.zero_grad()
-                trainer.update_average(moment, lr_scale)
+                trainer.update_average(train_progress, lr_scale)
             _wait(ranks)
-            tokens = each * int_at(train.batch_tokens, moment)
-            found.append((moment.progress, (time.perf_counter() - began) / tokens))
+            tokens = each * int_at(train.batch_tokens, train_progress)
+            found.append((train_progress.progress, (time.perf_counter() - began) / tokens))
     return Pace(
         seconds_per_token=tuple(found),
-        steps=each * len(moments) if steps else 0,
+        steps=each * len(shapes) if steps else 0,
         warmup_seconds=warmed,
         device=device_name(ranks.device, execution.threads),
         precision=execution.precision,

@@ -12,7 +12,7 @@ from caddie.report.charts import is_finite
 Row = Mapping[str, Any]
 """One run, as a line of `results.jsonl`."""
 ALONE = 0.9
-"""Least share of its threads' time of a run that was alone on the machine."""
+"""CPU share, of its threads' time, below which a run counts as disturbed by others."""
 STEADY = 1.1
 """Largest ratio of the speeds of two seeds on an undisturbed machine."""
 _SURROUNDINGS = {

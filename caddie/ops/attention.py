@@ -41,9 +41,9 @@ class Visibility:
 
     FlashAttention takes the starts of segments, whose number depends on the data, but a compiled graph needs fixed
     shapes. So there is `room` for that many segments in the batch, padded with empty ones. Training counts them while
-    the batch is in host memory (`segment_bucket`). Without room no such kernel is chosen: each empty segment takes
-    time, and 65,535 are the most for one kernel. More segments than room are an error. It is told how `longest` a
-    segment may be, for it starts as many blocks for each segment as the longest one needs.
+    the batch is in host memory (`segment_bucket`). With a `room` of 0 FlashAttention's varlen kernel is not used: each
+    empty segment takes time, and a kernel takes at most 65,535. More segments than room are an error. `longest` is the
+    maximum length of a segment: the kernel launches blocks for that length for every segment.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ def compare(
 
 
 def summary(facts: Mapping[str, Any]) -> str:
-    """The comparison for people."""
+    """Return the comparison as a table for a terminal."""
     rows, before = [], None
     for one in facts["packings"]:
         group = one["quantizer"], one["cap_bytes"]
@@ -202,7 +202,7 @@ class _Bench:
 
 
 def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
-    """Rows of training text, each (1, length), that calibration does not use; none where it uses all."""
+    """Return rows of training text, each (1, length), that calibration does not use; none where it uses all."""
     text, split, length = recipe.pack.calibration, corpus.manifest.train, recipe.score.sequence_length
     shards = corpus.train_shards()
 

@@ -234,11 +234,11 @@ class _Observed:
         self.recipe = recipe
         self.read: set[tuple[type, str]] = set()
         with _reads(self.read):
-            self.moments = _moments(recipe, [change.reverted for change in changes])
+            self.compared = _compared_steps(recipe, [change.reverted for change in changes])
             self.copy = small_copy(recipe)
-            self.sizes = _sizes(recipe.train, self.moments)
+            self.sizes = _sizes(recipe.train, self.compared)
             self.model = list(_model_facts(recipe, self.copy))
-        self.training = _with_reads(_training_facts(self.copy, self.moments), self.read)
+        self.training = _with_reads(_training_facts(self.copy, self.compared), self.read)
 
     def differs(self, other: Recipe) -> bool:
         """Return true if anything differs, or if copies are too small to tell, or if the other is not possible."""
@@ -249,12 +249,12 @@ class _Observed:
                     return True
             if other.model != recipe.model and _unequal(self.model, _model_facts(other, copy)):
                 return True
-            if _sizes(other.train, self.moments) != self.sizes:
+            if _sizes(other.train, self.compared) != self.sizes:
                 return True
             self.training, seen = tee(self.training)
-            if _unequal(seen, _training_facts(copy, self.moments)):
+            if _unequal(seen, _training_facts(copy, self.compared)):
                 return True
-            train, own, last = other.train, recipe.train, self.moments[-1]
+            train, own, last = other.train, recipe.train, self.compared[-1]
             touched = (train.averaging, train.lr_schedule) != (own.averaging, own.lr_schedule)
             return touched and _long_average(train, last) != _long_average(own, last)
         except UserError:
@@ -285,16 +285,16 @@ def _model_facts(recipe: Recipe, copy: Copy) -> Iterator[object]:
             yield model(ids, ids == BOS, torch.float64, stage=stage).numpy().tobytes()
 
 
-def _training_facts(copy: Copy, moments: list[TrainProgress]) -> Iterator[object]:
+def _training_facts(copy: Copy, compared: list[TrainProgress]) -> Iterator[object]:
     """Yield the copy's data, then loss, weights and average after each of its steps."""
     gpt, train = copy
     data = _stream(_shards(gpt.vocabulary), train)
     yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(data.micro_batch, range(130))]
     trainer = Trainer(gpt, train, 0, Ranks())
-    for number, moment in enumerate(moments):
-        loss = trainer.step(iter([data.micro_batch(number)]), moment, BOS)
+    for number, train_progress in enumerate(compared):
+        loss = trainer.step(iter([data.micro_batch(number)]), train_progress, BOS)
         trainer.zero_grad()
-        trainer.update_average(_at(moments[-1], moment.step + 1), value_at(train.lr_schedule, moment))
+        trainer.update_average(_at(compared[-1], train_progress.step + 1), value_at(train.lr_schedule, train_progress))
         average = trainer.average.weights if trainer.average else {}
         yield loss, _digest(trainer.parameters), _digest(average)
 
@@ -304,9 +304,9 @@ def _long_average(train: Train, last: TrainProgress) -> object:
     if train.averaging is None:
         return None
     average = Average(train.averaging, weight := {"weight": torch.zeros(1)})
-    for moment in _spread(last, STEPS):
-        weight["weight"].fill_(math.sin(moment.step))
-        average.update(weight, _at(last, moment.step + 1), value_at(train.lr_schedule, moment))
+    for train_progress in _spread(last, STEPS):
+        weight["weight"].fill_(math.sin(train_progress.step))
+        average.update(weight, _at(last, train_progress.step + 1), value_at(train.lr_schedule, train_progress))
     return _digest(average.weights)
 
 
@@ -314,15 +314,15 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return hashlib.blake2b(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors.values())).digest()
 
 
-def _sizes(train: Train, moments: list[TrainProgress]) -> list[tuple[int, int]]:
+def _sizes(train: Train, compared: list[TrainProgress]) -> list[tuple[int, int]]:
     """Return for each step its tokens, and those of its rows as the loader cuts them."""
     longest = train.longest_row
     shard = np.zeros(128 * (train.micro_tokens(1) + 1), np.uint16)
     shard[0] = BOS
     row = _stream([shard], train).micro_batch(0).inputs.shape[1]
     return [
-        (int_at(train.batch_tokens, moment), row * int_at(train.sequence_length, moment) // longest)
-        for moment in moments
+        (int_at(train.batch_tokens, train_progress), row * int_at(train.sequence_length, train_progress) // longest)
+        for train_progress in compared
     ]
 
 
@@ -346,7 +346,7 @@ def _stream(shards: list[Tokens], train: Train) -> Stream:
     return train.loader.build(shards, tokens=tokens, sequence_length=longest, seed=0, bos=BOS)
 
 
-def _moments(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:
+def _compared_steps(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:
     """Return the first steps, the last, some between, and those at which schedules of two recipes differ most."""
     budget = recipe.train.budget
     steps = max(64, budget.steps or STEPS)  # so that momentum matters in a trial of one step
@@ -356,7 +356,7 @@ def _moments(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:
     chosen = {0, 1, 2, *(round(part * last.step) for part in np.linspace(0.1, 1.0, 10))}
     for other in others:
         for a, b in _schedules(recipe, other):
-            apart = [abs(value_at(a, moment) - value_at(b, moment)) for moment in fine]
+            apart = [abs(value_at(a, train_progress) - value_at(b, train_progress)) for train_progress in fine]
             chosen.add(fine[int(np.argmax(apart))].step)
     return [_at(last, step) for step in sorted(chosen) if step <= last.step]
 

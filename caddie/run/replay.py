@@ -187,7 +187,7 @@ def _compare_losses(first: Path, second: Path) -> dict[str, Any]:
 
 
 def summary(facts: Mapping[str, Any]) -> str:
-    """The comparison for people."""
+    """Return the comparison as lines for a terminal."""
     loss, bits = facts["loss"], facts["bits_per_byte"]
     rows = []
     for name, key in (("weights, SHA-256", "weights_sha256"), ("artifact, SHA-256", "artifact_sha256")):

@@ -174,7 +174,7 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
 
 
 def describe(corpus: Corpus) -> str:
-    """The corpus in one line: how much, and what its tokenizer loses."""
+    """Describe a corpus in one line: its size, and what its tokenizer loses."""
     manifest = corpus.manifest
     trip = manifest.tokenizer.round_trip
     if trip is None:
@@ -194,7 +194,7 @@ def describe(corpus: Corpus) -> str:
 
 
 def audit_corpus(corpus: Corpus) -> list[Rule]:
-    """The round-trip audit of a corpus's tokenizer, on the first `AUDIT_BYTES` of held-out text where that is known."""
+    """Audit a tokenizer's round trip, on the first `AUDIT_BYTES` of held-out text where that is known."""
     tokenizer = corpus.tokenizer()
     if corpus.manifest.byte_source != "documents":
         return audit(tokenizer)
@@ -214,7 +214,7 @@ def make_corpus(
     progress: Progress,
     column: str | None = None,
 ) -> Corpus:
-    """The corpus that `caddie data` is asked for: split as the recipe says, or held out whole against another corpus.
+    """Return the corpus that `caddie data` makes: split as the recipe says, or held out whole against another corpus.
 
     `tokenizer` names an artifact or a model file to take in place of the recipe's, `column` what holds the text.
     """
@@ -246,7 +246,7 @@ def fetch_corpus(
     place: Place,
     progress: Progress,
 ) -> Corpus:
-    """The contest's text: published shards, or its documents under the tokenizer of the recipe or of a file."""
+    """Return the contest's text: published shards, or its documents under the tokenizer of the recipe or of a file."""
     if variant != "documents":
         return fetch_fineweb(variant, shards, Path(out) if out else fetched(variant), progress, place)
     recipe = _with_tokenizer(recipe, tokenizer)

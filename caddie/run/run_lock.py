@@ -1,9 +1,9 @@
 """The lock of a run folder: one process at a time writes there, and one that was given up writes no more.
 
-The lock file names its holder and is locked by `flock`, so it is free again whenever the process ends. All that a run
-writes is made in a hidden folder of its holder's own and renamed into place. Whoever takes the run folder over removes
-that folder first: a process that stood still, was given up and wakes again has nowhere to write, and what it had not
-finished cannot be renamed. There is no moment between a check and a write.
+The lock file names its holder and is locked by `flock`, so it is free again whenever the process ends. Each holder
+writes into a hidden folder of its own and renames the finished file into place. A process that takes the run folder
+over first deletes that folder. A process that hung and resumes can therefore neither write nor rename anything. No
+check precedes a write, so there is no race.
 """
 
 from __future__ import annotations

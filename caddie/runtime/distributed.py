@@ -35,7 +35,7 @@ _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _GRACE_SECONDS = 5.0
 """Time for the other processes to report an error of their own after one has failed."""
 _BEAT_SECONDS, _SILENT_BEATS = 2.0, 15
-"""Time between two signs of life, and how many of another process may be missing."""
+"""Time between two heartbeats, and how many of another process may be missing."""
 _NCCL_LOST = ("ncclRemoteError", "communicator was aborted", "c10d key-value store")
 """Parts of NCCL's messages where another process has ended."""
 
@@ -279,24 +279,24 @@ def _watch(rank: int, world: int, over: threading.Event) -> None:
     """Show the other processes that this one lives, and end it if one of them is silent, until all is `over`.
 
     A process that is frozen, or whose machine is gone, closes no connection, so others would wait for it for ever.
-    Missing signs are counted while this process itself goes on: if all stood still, none is taken for lost.
+    Missing heartbeats are counted only while this process runs, so a pause of the whole machine ends nobody.
     """
-    signs = {other: 0 for other in range(world) if other != rank}
+    heartbeats = {other: 0 for other in range(world) if other != rank}
 
     def exchange() -> None:
-        with suppress(RuntimeError):  # the first process keeps the signs of all
+        with suppress(RuntimeError):  # the first process keeps the heartbeats of all
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
             while not over.wait(_BEAT_SECONDS):
                 store.add(f"caddie/alive/{rank}", 1)
-                signs.update({other: store.add(f"caddie/alive/{other}", 0) for other in signs})
+                heartbeats.update({other: store.add(f"caddie/alive/{other}", 0) for other in heartbeats})
 
     threading.Thread(target=exchange, daemon=True).start()  # it is stuck where the first process is frozen
-    before, missing = signs.copy(), dict.fromkeys(signs, 0)
+    before, missing = heartbeats.copy(), dict.fromkeys(heartbeats, 0)
     while max(missing.values()) < _SILENT_BEATS:
         if over.wait(_BEAT_SECONDS):
             return
-        now = signs.copy()
+        now = heartbeats.copy()
         missing = {other: missing[other] + 1 if now[other] == before[other] else 0 for other in now}
         before = now
     if over.wait(_GRACE_SECONDS):  # an exchange that failed for the same reason ends this process by itself

@@ -212,7 +212,7 @@ def _more_micro_batches(train: Train, world: int) -> Iterator[int]:
             yield count
 
 
-def refuse_together(text: str, what: str, ranks: Ranks) -> None:
+def raise_on_all_ranks(text: str, what: str, ranks: Ranks) -> None:
     """Raise `UserError` in the first process and end the others with status 2 if `text` is not empty in one of them."""
     if ranks.any(bool(text)):  # a collective: all processes refuse, or none
         if not ranks.first:
@@ -227,7 +227,7 @@ def enough_memory(gpt: GPT, train: Train, ranks: Ranks, phases: Phases) -> Itera
     Raises `UserError` both times. Of several processes the first says it; the others end with status 2.
     """
     estimate, text = judge_memory(gpt, train, ranks, phases.progress)
-    refuse_together(text, "training", ranks)
+    raise_on_all_ranks(text, "training", ranks)
     try:
         yield
     except (MemoryError, RuntimeError) as error:

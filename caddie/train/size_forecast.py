@@ -114,18 +114,18 @@ class Forecaster:
         self._spent = self._coding = self._observing = self._cost = 0.0
         self._warned = False
 
-    def due(self, moment: TrainProgress) -> bool:
+    def due(self, train_progress: TrainProgress) -> bool:
         """Return True if another twentieth of the budget has passed, and there is time to `observe` two steps."""
-        before, now = int(self._now * _TIMES), int(moment.progress * _TIMES)
-        self._now = moment.progress
+        before, now = int(self._now * _TIMES), int(train_progress.progress * _TIMES)
+        self._now = train_progress.progress
         if self._first is not None:
             return True
         # The last is not left out, because those before it say little of the end.
-        return now > before and (self._observing <= _OBSERVE_SHARE * moment.seconds or now == _TIMES - 1)
+        return now > before and (self._observing <= _OBSERVE_SHARE * train_progress.seconds or now == _TIMES - 1)
 
-    def affordable(self, moment: TrainProgress) -> bool:
+    def affordable(self, train_progress: TrainProgress) -> bool:
         """Return True if a forecast would take a negligible share of the time so far."""
-        return self._first is None and self._spent + self._cost <= _FORECAST_SHARE * moment.seconds
+        return self._first is None and self._spent + self._cost <= _FORECAST_SHARE * train_progress.seconds
 
     @torch.no_grad()
     def observe(self, parameters: Mapping[str, Tensor], factor: float) -> None:
@@ -153,9 +153,11 @@ class Forecaster:
             self._first = None
         self._observing += time.perf_counter() - began
 
-    def events(self, weights: Mapping[str, Tensor], moment: TrainProgress, anew: bool = False) -> list[dict[str, Any]]:
+    def events(
+        self, weights: Mapping[str, Tensor], train_progress: TrainProgress, anew: bool = False
+    ) -> list[dict[str, Any]]:
         """Return a `forecast` event, and a note the first time that the file would be too big, perhaps or surely."""
-        found = self.forecast(weights, moment.seconds, anew)
+        found = self.forecast(weights, train_progress.seconds, anew)
         fit, cap = self.config.fit, self.config.cap_bytes
         event = {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.gap_nats}
         if self._warned or found.file_bytes <= (_PERHAPS if fit is None else _SURELY) * cap:

@@ -22,7 +22,7 @@ from caddie.runtime.memory import GIB, free_bytes
 from caddie.score import ChunkSGD, DocumentLoRA, Scoring
 from caddie.score.score import CACHED_TOKENS
 from caddie.score.ttt_lora import adapter_places
-from caddie.train.memory import refuse_together
+from caddie.train.memory import raise_on_all_ranks
 
 _FLOAT = 4
 _KEPT_BYTES = 3.0
@@ -92,7 +92,7 @@ def check_stages(
             short = f"{stage}{together} needs about {need / GIB:,.1f} GiB"
             advice = _advice(stage, processes, gpt, pack, scoring, free, predictions)
             text = f"{short}, and this machine has {free / GIB:,.1f} GiB free; {advice}"
-    refuse_together(text, "packing or scoring", ranks)
+    raise_on_all_ranks(text, "packing or scoring", ranks)
 
 
 def _advice(stage: Stage, processes: int, gpt: GPT, pack: Pack, scoring: Scoring, free: int, predictions: int) -> str:

@@ -57,7 +57,7 @@ class _WarmUp:
         self.budget = trainer.config.budget
         self.rows = rows
         self.timed = self.budget.seconds is not None and trainer.ranks.device.type == "cpu" and trainer.ranks.world == 1
-        self.seconds = _patience(self.budget)
+        self.seconds = _choice_seconds(self.budget)
         self.points = list(trainer.shapes().values())
         self.progress, self.steps, self.planned, self.began = progress, 0, 0, time.perf_counter()
         self.unreached = set(trainer.trained)  # parameters that no gradient has reached so far
@@ -263,7 +263,7 @@ def warmup_seconds(train: Train, shapes: int, step_seconds: float) -> float:
     return min(step_seconds * steps, most)
 
 
-def _patience(budget: Budget) -> float:
+def _choice_seconds(budget: Budget) -> float:
     """Return the seconds for a choice that the whole run depends on: a fiftieth of it, half a second to three."""
     return min(max(0.5, 0.02 * (budget.seconds or 0.0)), 3.0)
 

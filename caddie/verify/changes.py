@@ -37,7 +37,7 @@ class Change:
     """Tokens where a change begins: no token in the context of their own prediction was changed."""
 
 
-def settled(base: ScoredText, changed: Positions, own: int = 0) -> Mask:
+def must_not_change(base: ScoredText, changed: Positions, own: int = 0) -> Mask:
     """Return the predictions that may not depend on the changed tokens; with `own=1` also those of changed ones.
 
     If windows or documents are independent, these are the predictions without a changed token in their context; if the

@@ -17,7 +17,7 @@ from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
 from caddie.report.verification import OUTCOMES
 from caddie.runtime.progress import SILENT, Event, Progress
-from caddie.verify.changes import GAIN, percent, settled, undecided
+from caddie.verify.changes import GAIN, must_not_change, percent, undecided
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.whole_text import audit
 
@@ -109,10 +109,10 @@ def _search(case: ProbeCase) -> Found:
     base, places, earlier, later, begin = case.base, 0, 0, 0, time.perf_counter()
     for change, scored in case.changes():
         places += len(change.places)
-        before, differs = settled(base, change.changed), case.differ(base.nats, scored.nats)
+        before, differs = must_not_change(base, change.changed), case.differ(base.nats, scored.nats)
         wrong = differs & before
         if base.fingerprint is not None and scored.fingerprint is not None:
-            stated = settled(base, change.changed, own=1)
+            stated = must_not_change(base, change.changed, own=1)
             wrong |= case.differ(base.fingerprint, scored.fingerprint) & stated
         earlier, later = earlier + int(before.sum()), later + int((differs & ~before).sum())
         if wrong.any():
@@ -267,7 +267,7 @@ def _documents_apart(case: ProbeCase) -> Found:
     moved = case.differ(base.nats, case.flip(changed).nats) & others
     figures = f"{int(moved.sum()):,} of {int(others.sum()):,}"
     evidence = f"every second document changed: {figures} losses in the others changed"
-    if moved.any() and base.learns and not (moved & settled(base, changed)).any():
+    if moved.any() and base.learns and not (moved & must_not_change(base, changed)).any():
         return True, f"{evidence}, by design: it learns from documents scored before"
     return not moved.any(), evidence
 

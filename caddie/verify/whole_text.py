@@ -24,7 +24,7 @@ from caddie.score import Scorer, Scoring, Window, run_text
 from caddie.score.loop import Losses
 from caddie.score.scorer import nats
 from caddie.verify.black_box import CountingScorer, Floats, ScoredText, StepsDone
-from caddie.verify.changes import GAIN, may_change_ends, percent, settled, undecided
+from caddie.verify.changes import GAIN, may_change_ends, must_not_change, percent, undecided
 
 _FOUND = 0.99
 """Probability of finding a leak of `GAIN` at which an audit ends before its time."""
@@ -104,7 +104,7 @@ def audit(
     for number in count():
         weights = gain if number % 2 == 0 and gain.any() else free
         place = 1 + int(generator.choice(len(weights), p=weights / weights.sum()))
-        kept = settled(base, np.array([place]), own=1)
+        kept = must_not_change(base, np.array([place]), own=1)
         other = another_text(tokens, base, place, whole.bos, whole.model.config.vocabulary, generator)
         losses = whole.again(other, int(base.step[place - 1]), progress)
         wrong = kept & ~np.isclose(losses, base.nats, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
@@ -130,7 +130,7 @@ def another_text(
     The new tokens are a copy of kept text that follows the same token, or are random where little is kept. So the
     replaced text appears nowhere in the result. A BOS stays where a scorer may know it.
     """
-    where = np.flatnonzero(~settled(base, np.array([place]))) + 1
+    where = np.flatnonzero(~must_not_change(base, np.array([place]))) + 1
     stock = np.delete(tokens, where)
     if not may_change_ends(base):
         where, stock = where[tokens[where] != bos], stock[stock != bos]

@@ -17,7 +17,7 @@ from samples import sample
 from caddie.pack import container
 from caddie.pack.calibrate import predicted_loss
 from caddie.pack.quantize import Arrays, Calibration, Waterfilling
-from caddie.pack.quantize.waterfilling import feed_back
+from caddie.pack.quantize.waterfilling import ldlq
 
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
 
@@ -91,7 +91,7 @@ def test_a_slope_of_nothing_is_plain_rounding(rounding: ModuleType) -> None:
     upper = torch.triu(sample(40, 40), 1) / 8 + torch.eye(40)
     steps = torch.logspace(-1, 0, 48)[:, None].expand(48, 40)
     bits, places = torch.rand(1, 256), torch.zeros(48, 40, dtype=torch.long)
-    assert torch.equal(rounding.feed_back(WEIGHT, steps, upper, bits, places, 0.0), feed_back(WEIGHT, steps, upper))
+    assert torch.equal(rounding.feed_back(WEIGHT, steps, upper, bits, places, 0.0), ldlq(WEIGHT, steps, upper))
 
 
 def test_without_feedback_each_integer_is_the_cheapest_of_three(rounding: ModuleType) -> None:

@@ -76,7 +76,7 @@ def test_break_even() -> None:
 
 @pytest.mark.parametrize(("seconds", "patience"), [(None, 0.5), (10.0, 0.5), (60.0, 1.2), (600.0, 3.0)])
 def test_a_long_run_is_chosen_for_with_patience(seconds: float | None, patience: float) -> None:
-    assert module._patience(Budget(seconds, None if seconds else 10)) == pytest.approx(patience)
+    assert module._choice_seconds(Budget(seconds, None if seconds else 10)) == pytest.approx(patience)
 
 
 def test_a_run_of_ten_minutes_asks_the_compiler() -> None:

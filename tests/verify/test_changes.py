@@ -19,7 +19,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.score import ChunkSGD, DocumentLoRA, Scoring, Window
 from caddie.score.ttt_sgd import SGD
 from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
-from caddie.verify.changes import chances, draw_change, found_with, settled, undecided
+from caddie.verify.changes import chances, draw_change, found_with, must_not_change, undecided
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch
 from caddie.verify.own_model import Reference, _batches, draw_text, own_windows, reference
 from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of, sized_case
@@ -52,15 +52,35 @@ def scored(count: int, **given: Any) -> ScoredText:
 def test_what_is_settled_if_windows_are_independent() -> None:
     # Windows of three predictions; token 4 is the target of prediction 3 and an input of the second window alone.
     base = scored(9, context=np.array([0, 0, 0, 3, 3, 3, 6, 6, 6]))
-    assert settled(base, np.array([4])).tolist() == [True, True, True, False, False, False, True, True, True]
-    assert settled(base, np.array([4]), own=1).tolist() == [True, True, True, True, False, False, True, True, True]
-    assert settled(base, np.array([3])).tolist() == [True, True, False, False, False, False, True, True, True]
+    assert must_not_change(base, np.array([4])).tolist() == [True, True, True, False, False, False, True, True, True]
+    assert must_not_change(base, np.array([4]), own=1).tolist() == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert must_not_change(base, np.array([3])).tolist() == [True, True, False, False, False, False, True, True, True]
 
 
 def test_what_is_settled_if_chunks_of_windows_are_learnt() -> None:
     base = scored(9, context=np.array([0, 0, 0, 3, 3, 3, 6, 6, 6]), step=np.repeat([0, 1], [6, 3]), learns=True)
-    assert settled(base, np.array([2]), own=1).tolist() == [True, True, False, True, True, True, False, False, False]
-    assert settled(base, np.array([8]), own=1).tolist() == [True] * 8 + [False]
+    assert must_not_change(base, np.array([2]), own=1).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert must_not_change(base, np.array([8]), own=1).tolist() == [True] * 8 + [False]
 
 
 def windows_of_four(count: int, **given: Any) -> ScoredText:
@@ -82,7 +102,7 @@ def test_a_change_leaves_the_context_of_its_places(independent: bool) -> None:
         assert 17 not in set(change.changed) - set(change.places)
         assert np.flatnonzero(change.tokens != tokens).tolist() == change.changed.tolist()
         assert set(change.places) <= set(change.changed)
-        assert settled(base, change.changed, own=1)[change.places - 1].all()
+        assert must_not_change(base, change.changed, own=1)[change.places - 1].all()
         assert independent or len(change.places) == 1
         drawn_places |= set(change.places.tolist())
         kinds |= set(change.tokens[change.places].tolist())
@@ -100,7 +120,7 @@ def test_documents_of_one_step_are_changed_together() -> None:
     assert len(change.places) == 2
     assert (change.tokens[tokens == BOS] == BOS).all()
     assert len({int(step[place - 1]) for place in change.places}) == 1
-    assert settled(base, change.changed, own=1)[change.places - 1].all()
+    assert must_not_change(base, change.changed, own=1)[change.places - 1].all()
 
 
 def test_places_are_drawn_where_the_scorer_gains() -> None:

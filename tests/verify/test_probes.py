@@ -31,7 +31,7 @@ from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import cheats
 from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
-from caddie.verify.changes import Change, settled
+from caddie.verify.changes import Change, must_not_change
 from caddie.verify.cheating_scorers import CheatScorer
 from caddie.verify.held_out_tokens import COMES_BACK
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
@@ -249,7 +249,7 @@ def test_the_evidence_names_the_next_change_or_the_last(
     """The second of two documents of three tokens is scored first, so it may not depend on the first one's tokens."""
     base = scored([1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1])
     change = Change(tokens=np.zeros(7, np.uint16), changed=np.array(changed), places=np.array(changed[:1]))
-    monkeypatch.setattr("caddie.verify.probes.settled", lambda base, changed, own=0: np.ones(6, np.bool_))
+    monkeypatch.setattr("caddie.verify.probes.must_not_change", lambda base, changed, own=0: np.ones(6, np.bool_))
     other = replace(base, nats=np.where(np.arange(6) == wrong, 1.0, 0.0))
     on: Any = SimpleNamespace(base=base, changes=lambda: [(change, other)], differ=lambda a, b: a != b)
     passed, evidence = PROBES["no look-ahead"](on)
@@ -280,13 +280,13 @@ def scored(step: list[int], segment: list[int]) -> ScoredText:
 def test_what_was_charged_before_by_hand() -> None:
     one = scored([0, 0, 0, 1, 1, 1], [0] * 6)
     # Token 5 is the target of prediction 4: what came before it in its step and all of the step before is settled.
-    assert settled(one, np.array([5])).tolist() == [True, True, True, True, False, False]
-    assert settled(one, np.array([5, 2])).tolist() == [True, False, False, False, False, False]
-    assert settled(one, np.array([5]), own=1).tolist() == [True, True, True, True, True, False]
+    assert must_not_change(one, np.array([5])).tolist() == [True, True, True, True, False, False]
+    assert must_not_change(one, np.array([5, 2])).tolist() == [True, False, False, False, False, False]
+    assert must_not_change(one, np.array([5]), own=1).tolist() == [True, True, True, True, True, False]
     # Two documents side by side, the second charged for in the same steps: it must not notice, nor may step 1.
     two = scored([0, 0, 1, 0, 0, 1], [0, 0, 0, 1, 1, 1])
-    assert settled(two, np.array([2])).tolist() == [True, False, False, True, True, False]
-    assert settled(two, np.array([3])).tolist() == [True, True, False, True, True, True]
+    assert must_not_change(two, np.array([2])).tolist() == [True, False, False, True, True, False]
+    assert must_not_change(two, np.array([3])).tolist() == [True, True, False, True, True, True]
 
 
 class Fixed(BlackBoxScorer):

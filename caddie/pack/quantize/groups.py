@@ -42,7 +42,7 @@ class Ternary(Quantizer):
         """Return `integers` (int8, the weight's shape) or `packed` (bytes, padded groups), and `steps` (groups,)."""
         groups = _groups(plain(weight), self.group)
         steps = _mean_steps(groups)
-        trits = _counts(groups, steps).round().to(torch.int8)
+        trits = _in_steps(groups, steps).round().to(torch.int8)
         stored = steps.numpy().astype("<f2")
         if not self.packed:
             return {"integers": _ungrouped(trits, weight.shape).numpy(), "steps": stored}
@@ -71,7 +71,7 @@ class Ternary(Quantizer):
         """Return trits · steps."""
         groups = _groups(weight.float(), self.group)
         steps = _mean_steps(groups.detach())
-        trits = _counts(groups.detach(), steps).round()
+        trits = _in_steps(groups.detach(), steps).round()
         return _ungrouped(rounding(_with_gradient(groups, steps)) * self._factors(trits, steps), weight.shape)
 
     def _factors(self, trits: Tensor, steps: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Binary(Quantizer):
         """Return `packed` (bytes, the first sign in the lowest bit, 1 for positive) and `steps` (groups,)."""
         groups = _groups(plain(weight), self.group)
         steps = _mean_steps(groups, self._sizes(weight.shape))
-        positive = _ungrouped(_signs(_counts(groups, steps), torch.round) > 0, weight.shape)
+        positive = _ungrouped(_signs(_in_steps(groups, steps), torch.round) > 0, weight.shape)
         packed = np.packbits(positive.reshape(-1).numpy(), bitorder="little")
         return {"packed": packed, "steps": steps.numpy().astype("<f2")}
 
@@ -155,12 +155,12 @@ def _mean_steps(groups: Tensor, sizes: Tensor | None = None) -> Tensor:
     return half(means.clamp(max=LARGEST_STEP))
 
 
-def _counts(groups: Tensor, steps: Tensor) -> Tensor:
+def _in_steps(groups: Tensor, steps: Tensor) -> Tensor:
     """Return weights in units of their step, from -1 to 1."""
     return (groups / steps[:, None].clamp_min(2.0**-24)).clamp(-1, 1)
 
 
 def _with_gradient(groups: Tensor, steps: Tensor) -> Tensor:
-    """Return `_counts`, with the gradient of weights in units of their step also beyond the clip."""
+    """Return `_in_steps`, with the gradient of weights in units of their step also beyond the clip."""
     values = groups.detach()
-    return _counts(values, steps) + (groups - values) / steps[:, None].clamp_min(2.0**-24)
+    return _in_steps(values, steps) + (groups - values) / steps[:, None].clamp_min(2.0**-24)

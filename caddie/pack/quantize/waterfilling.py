@@ -57,7 +57,7 @@ class WaterfillingSteps:
         row_steps = (_octaves(importance.rsqrt()) + level).clamp(-_MOST, _MOST)
         row_steps = torch.maximum(row_steps, _least(rows, column_steps))
         steps = _steps(row_steps, column_steps, step)
-        points = feed_back(rows, steps, factor / pivots, self._rounding(rows / steps))
+        points = ldlq(rows, steps, factor / pivots, self._rounding(rows / steps))
         # A row of zeros needs no step of its own; the commonest is the cheapest to code.
         row_steps[~points.any(1)] = row_steps.mode().values
         return self._arrays(points, row_steps, column_steps, step, weight.shape)
@@ -149,7 +149,7 @@ def nearest(column: int, values: Tensor) -> Tensor:
     return values.round().clamp(-_LARGEST, _LARGEST)
 
 
-def feed_back(rows: Tensor, steps: Tensor, unit: Tensor, rounded: RoundColumn = nearest) -> Tensor:
+def ldlq(rows: Tensor, steps: Tensor, unit: Tensor, rounded: RoundColumn = nearest) -> Tensor:
     """Return `rows` (rows, columns) in steps, column j `rounded` with errors @ `unit`[:, j] added (LDLQ)."""
     # Columns are contiguous; always a copy, also of a single row.
     left, width = rows.T.clone(memory_format=torch.contiguous_format), rows.shape[1]
