@@ -53,9 +53,9 @@ def push(run: Path, place: str, license_name: str | None, private: bool, as_json
 @path_argument("artifact")
 @click.option("--to", "form", metavar="FORMAT", required=True, help="html, safetensors or transformers.")
 @click.option("--out", metavar="PATH", type=FILE, help="Path, else NAME.html or NAME-FORMAT beside ARTIFACT.")
-@options("json")
+@options("parts", "json")
 @ends_on_interrupt
-def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> None:
+def export(artifact: Path, form: str, out: Path | None, parts: tuple[Path, ...], as_json: bool) -> None:
     """Write ARTIFACT for other programs.
 
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION], whose export goes to the working directory.
@@ -65,7 +65,7 @@ def export(artifact: Path, form: str, out: Path | None, as_json: bool) -> None:
     """
     from caddie.share.export import export as write
 
-    written = write(artifact, form, out)
+    written = write(artifact, form, out, parts)
     tell({"path": str(written), "format": form}, as_json, str(written))
 
 

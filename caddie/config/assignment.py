@@ -16,18 +16,23 @@ def parse_assignment(text: str) -> tuple[str, object]:
     path, sign, value = text.partition("=")
     if not sign or not path:
         raise UserError(f"{text!r} is not a setting; write PATH=VALUE, as in train.seconds=60")
-    if value.lower() in ("none", "null"):
-        return path, None
+    return path, parse_value(value)
+
+
+def parse_value(text: str) -> object:
+    """Parse a value of a command line, which is text if it is nothing else."""
+    if text.lower() in ("none", "null"):
+        return None
     try:
-        return path, json.loads(value)
+        return json.loads(text)
     except (ValueError, RecursionError):
         pass
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a word may be odd Python
-            return path, _parse_variant(ast.parse(value, mode="eval").body)
+            return _parse_variant(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        return path, value
+        return text
 
 
 def assignments(texts: Iterable[str], parse: Callable[[str], tuple[str, Any]] = parse_assignment) -> dict[str, Any]:

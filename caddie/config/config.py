@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, dataclass_transform, get_args, get_origin
 
+from caddie.config.assignment import parse_value
 from caddie.config.hints import hint_at, hint_elsewhere
 from caddie.config.renamed import KINDS, SETTINGS, modernized
 from caddie.errors import UserError, suggest
@@ -233,6 +234,8 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
     if isinstance(value, socket):
         return value
     known = variants(socket)
+    if isinstance(value, str) and "(" in value:  # as on a command line
+        value = parse_value(value)
     settings = {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {"kind": value}
     kind = settings.pop("kind", socket.__name__ if socket.__name__ in known else None)
     if not isinstance(kind, str) or kind not in known:

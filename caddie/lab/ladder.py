@@ -94,7 +94,7 @@ class Ladder:
         return "\n".join(printable(line) for line in lines[:-1])
 
 
-def ladder(study: Study, data: str | None = None, *, folder: Path | None = None, **how: Any) -> Ladder:
+def ladder(study: Study, data: str | None = None, *, folder: str | Path | None = None, **how: Any) -> Ladder:
     """Run a study at each of its scales, and write `ladder.md` beside a folder of results for each.
 
     `how` is what else `run_study` takes. Raises `UserError` for a study of fewer than two scales.
@@ -104,7 +104,7 @@ def ladder(study: Study, data: str | None = None, *, folder: Path | None = None,
             f"{study.name} has {len(study.scales)} scales and a ladder needs two, smallest first; "
             'write Study(scales={"small": {...}, "large": {...}}), diffs of the base'
         )
-    folder = folder or Path("runs") / study.name
+    folder = Path(folder or Path("runs", study.name))
     studies = {scale: study.at(scale) for scale in study.scales}
     for scale, one in studies.items():  # what does not fit the largest is known before the smallest has run
         for label in one.labels:

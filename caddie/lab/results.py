@@ -56,6 +56,9 @@ class Results:
         facts, study, rows = self.facts, self.facts["study"], []
         claims = any(one["claim"] for one in facts["verdicts"])
         room = 24 + max(0, shutil.get_terminal_size().columns - 80)  # for the longest label on a wide terminal
+        if base := next((one for one in facts["board"] if one["label"] == study["label"]), None):
+            figures = [len(base["seeds"]), f"{base['mean']:.4f}", "", ""]
+            rows.append([crop(base["label"], room), *figures, "the base", *([""] if claims else [])])
         for one in facts["verdicts"]:
             reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
             difference = signed(one["difference"]) + (f" ±{reach:.4f}" if reach else "")
@@ -67,6 +70,11 @@ class Results:
             names = ["entry", "seeds", "mean", "difference", "q", "verdict", *(["claimed"] if claims else [])]
             lines += ["", *table(rows, names).split("\n"), ""]
             lines.append("differences in bits per byte, negative is better; q is p adjusted for the number of entries")
+        reasons: dict[str, list[str]] = {}
+        for one in facts["verdicts"]:
+            if one["reason"]:
+                reasons.setdefault(one["reason"], []).append(one["label"])
+        lines += [f"note    {', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
         lines += [f"failed  {one['label']}: {one['error']}" for one in facts["failed"]]
         lines += [f"note    {one}" for one in facts["notes"]]
         return "\n".join(map(printable, lines))
@@ -77,7 +85,7 @@ def run_study(
     data: str | None = None,
     *,
     workers: int = 1,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     executor: Executor | None = None,
     price: float | None = None,
     progress: Progress | None = None,
@@ -89,7 +97,7 @@ def run_study(
     given. `folder` and `how` go to `caddie.lab.runner.run_jobs`, as `results` and as further arguments. Raises
     `UserError` for a study that cannot run.
     """
-    place, executor = folder or Path("runs") / study.name, executor or Local(workers)
+    place, executor = Path(folder or Path("runs", study.name)), executor or Local(workers)
     progress = progress or Display(stream=sys.stdout)
     rows = run_jobs(study, data, results=place, executor=executor, progress=progress, **how)
     results = Results(study, rows, place, price)

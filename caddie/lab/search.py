@@ -142,7 +142,7 @@ def search(
     sampler: str = "tpe",
     pruner: str = "none",
     seed: int = 0,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     runs: Path = Path("runs"),
     retry: bool = False,
     progress: Progress | None = None,
@@ -163,7 +163,7 @@ def search(
             raise UserError(f"no {name} {given}; there are {', '.join(known)}")
     drawn = draw(study.base, space, 1)  # a misspelt path is an error now
     replace(study, entries=drawn).recipe(next(iter(drawn)))
-    folder = folder or Path("runs") / study.name
+    folder = Path(folder or Path("runs", study.name))
     progress = progress or Display(stream=sys.stdout)
     how |= {"runs": runs, "progress": progress}
     with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process"):

@@ -63,7 +63,12 @@ class Selection:
 
 
 def select(
-    study: Study, data: str | None = None, *, folder: Path | None = None, progress: Progress | None = None, **how: Any
+    study: Study,
+    data: str | None = None,
+    *,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    **how: Any,
 ) -> Selection:
     """Greedy forward selection: add the best of the entries that are better than what is chosen so far, until none is.
 
@@ -75,7 +80,7 @@ def select(
         raise UserError(
             "a stated step_cost holds beside one rival alone, and selection adds entries up; leave step_cost out"
         )
-    folder, base, left = folder or Path("runs") / study.name, study.base, dict(study.entries)
+    folder, base, left = Path(folder or Path("runs", study.name)), study.base, dict(study.entries)
     progress, rounds, chosen = progress or Display(stream=sys.stdout), list[Results](), list[str]()
     while True:
         recipe = replace(study, base=base, entries={}).recipe(BASE)

@@ -16,7 +16,8 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, Literal
 
-from caddie.config import Config, Count, Diff, Positive, parse_assignment, show
+from caddie.config import Config, Count, Diff, Positive, show
+from caddie.config.assignment import parse_value
 from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute, split_name
 from caddie.errors import UserError, suggest
@@ -351,6 +352,8 @@ def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: An
         raise UserError("a sweep needs a path and values for it, as in train.optimizers.matrix.lr=0.02,0.04")
     diffs = [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
     changed = [diff for diff in diffs if recipe.but(diff).settings != recipe.settings]
+    if not changed:
+        raise UserError(f"{recipe.name or 'the recipe'} has {labelled(diffs[0])} already; name another value")
     entries = {labelled(diff): Entry(diff=diff) for diff in changed}
     return Study(base=recipe, entries=entries, **{"name": f"sweep-{recipe.name}", **settings})
 
@@ -374,7 +377,7 @@ def read_values(text: str) -> tuple[str, list[object]]:
     pieces = list(_pieces(rest))
     if not sign or not path or not all(pieces):
         raise UserError(f"{text!r} names no values; write PATH=V1,V2,...")
-    return path, [parse_assignment(f"{path}={piece}")[1] for piece in pieces]
+    return path, [parse_value(piece) for piece in pieces]
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caddie.config import Config, Seed, coerce, parse_assignment
+from caddie.config import Config, Seed, coerce
+from caddie.config.assignment import parse_value
 from caddie.config.userfile import Stated, read_stated, supply
 from caddie.errors import UserError
 from caddie.files import read_file
@@ -195,4 +196,4 @@ def _is_diff(value: object) -> bool:
 
 def _spelled(value: object) -> object:
     """Return what a text stands for on the command line, such as none, a variant with settings, or a schedule."""
-    return parse_assignment(f"setting={value}")[1] if isinstance(value, str) else value
+    return parse_value(value) if isinstance(value, str) else value

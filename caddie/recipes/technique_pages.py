@@ -33,7 +33,8 @@ def details(word: str) -> str:
     """Return what the glossary and the page say of a word, wrapped at `WIDTH` columns; `UserError` if it is unknown."""
     lines = []
     for term in lookup(word):
-        lines += ["", f"{', '.join(term.names)}: {term.meaning}", f"In caddie: {', '.join(term.places)}"]
+        where = "See" if term.meaning.startswith("Not in caddie") else "In caddie"
+        lines += ["", f"{', '.join(term.names)}: {term.meaning}", f"{where}: {', '.join(term.places)}"]
     for socket in find(word):
         lines += ["", *section(socket)]
     wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)

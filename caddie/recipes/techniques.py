@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, field_types, show
 from caddie.config import variants as variants_of
 from caddie.config.field_docs import descriptions
+from caddie.config.hints import setting_called
 from caddie.errors import UserError, suggest
 from caddie.recipes.catalog import find as find_recipe
 from caddie.recipes.catalog import shipped
@@ -164,7 +165,7 @@ def find(word: str) -> list[Socket]:
     A name of a socket gives all of it, other names give their part of it. Raises `UserError` for an unknown word.
     """
     known, words = sockets(), lookup(word)
-    wanted = {simple(word), *(simple(link) for term in words for link in term.links)}
+    wanted = {simple(setting_called(word) or word), *(simple(link) for term in words for link in term.links)}
     if not (found := parts(known, wanted)) and not words:
         if word.isidentifier() and _is_recipe(word):
             raise UserError(f"{word} is a recipe, not a technique; `caddie diff {word}` lists what it changes")

@@ -19,6 +19,7 @@ from caddie.config import show
 from caddie.errors import UserError
 from caddie.files import open_regular, regular_bytes
 from caddie.report.charts import is_finite
+from caddie.report.run_files import RESULT
 from caddie.runtime.cpu_share import BUSY_SHARE
 
 VERSION = 1
@@ -59,9 +60,11 @@ def read_result(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no {path}; name the folder of a finished run") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
-        todo = "name the folder of its run" if path.suffix == ".caddie" else "remove it and run the recipe again"
+        todo = "remove it and run the recipe again" if path.name == RESULT else "name the folder of a finished run"
         raise UserError(f"{path} is not JSON; {todo}") from None
     version = pick(result, "version")
+    if version is None and path.name != RESULT:
+        raise UserError(f"{path} is no result of a run; name the folder of a finished run")
     if version != VERSION:
         raise UserError(f"{path} has version {show(version)}, this program reads {VERSION}; run the recipe again")
     if not isinstance(result.get("recipe"), str):

@@ -142,7 +142,8 @@ def read_run(folder: Path, parts: Sequence[Path] = ()) -> tuple[Recipe, int, Cor
     named: the folder may be a stranger's.
     """
     if folder.is_file():
-        raise UserError(f"{folder} is a file; name the folder of a run, as {folder.parent}")
+        of_run = f", as {folder.parent}" if (folder.parent / RECIPE).exists() else ""
+        raise UserError(f"{folder} is a file; name the folder of a run{of_run}")
     start = read_start(folder, parts)
     return start.recipe, start.seed, Corpus.load(start.corpus)
 

@@ -6,7 +6,7 @@ load, with the code of model and tokenizer. The page is `html_page.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +116,12 @@ FORMATS: Mapping[str, Callable[[Artifact, Path], None]] = {
 }
 
 
-def export(place: Path, form: str, out: Path | None = None) -> Path:
+def export(place: Path, form: str, out: Path | None = None, parts: Sequence[Path] = ()) -> Path:
     """Write the artifact at `place`, a file, a run folder or `hf:USER/NAME`, in one of `FORMATS`; return the path.
 
     It is NAME-FORMAT, and NAME.html for a page, unless `out` names another: beside the artifact, or in the working
-    directory for one of the hub. Raises `UserError` for an unknown format, a folder or file of weights that exists, the
-    artifact itself, and an artifact that cannot be read.
+    directory for one of the hub. `parts` are the users' files that it needs, which are run. Raises `UserError` for an
+    unknown format, a folder or file of weights that exists, the artifact itself, and an artifact that cannot be read.
     """
     if form not in FORMATS:
         raise UserError(f"no format {form}; there are {', '.join(FORMATS)}{suggest(form, FORMATS)}")
@@ -135,5 +135,5 @@ def export(place: Path, form: str, out: Path | None = None) -> Path:
         check_writable(out.absolute().parent)
     if out.exists() and out.samefile(path):
         raise UserError(f"{out} is the artifact itself; name another path with --out")
-    FORMATS[form](load(path), out)
+    FORMATS[form](load(path, parts=parts), out)
     return out

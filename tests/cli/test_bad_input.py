@@ -521,7 +521,27 @@ RUNS = [
     Case(
         "artifact as a run",
         lambda b: ["pack", b.write("a/b.caddie", "")],
-        "a/b.caddie is a file; name the folder of a run, as a",
+        "a/b.caddie is a file; name the folder of a run",
+    ),
+    Case(
+        "artifact of a run as the run",
+        lambda b: ["pack", Path(b.folder("recipe.json", lambda d: d), "recipe.json")],
+        "recipe.json is a file; name the folder of a run, as ",
+    ),
+    Case(
+        "text compared",
+        lambda b: ["compare", b.write("a.txt", "a"), "--against", b.write("b.txt", "b")],
+        "a.txt is not JSON; name the folder of a finished run",
+    ),
+    Case(
+        "other file compared",
+        lambda b: ["compare", b.write("a.json", "{}"), "--against", b.write("b.json", "{}")],
+        "a.json is no result of a run; name the folder of a finished run",
+    ),
+    Case(
+        "sweep over what it has",
+        lambda b: ["sweep", "tiny", "train.batch_tokens=2048"],
+        "tiny has batch_tokens=2048 already; name another value",
     ),
     Case("weights missing", lambda b: ["pack", b.folder("weights.safetensors", None)], "train again with: caddie"),
     Case("weights cut", lambda b: ["pack", b.folder("weights.safetensors", half)], "safetensors cannot be read"),

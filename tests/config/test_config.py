@@ -297,6 +297,14 @@ def test_a_setting_like_none_leads_to_the_glossary(path: str) -> None:
         BASE.but({path: 0.1})
 
 
+def test_a_class_is_spelled_in_python_as_on_a_command_line() -> None:
+    typed = BASE.but({"train.lr_schedule": "Warmdown(fraction=0.4)", "model.block.mlp": "SwiGLU(hidden=64)"})
+    assert typed.train.lr_schedule == Warmdown(fraction=0.4)
+    assert show(typed.model.block.mlp) == "SwiGLU(hidden=64)"
+    with pytest.raises(UserError, match=r"Warmdown\(0.4\) is no Warmdown\(setting=value\)"):
+        BASE.but({"train.lr_schedule": "Warmdown(0.4)"})
+
+
 def test_names_of_other_programs_lead_to_settings() -> None:
     assert ELSEWHERE.keys() <= set(paths(BASE))
     names = [name for each in ELSEWHERE.values() for name in each]

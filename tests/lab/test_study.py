@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +212,17 @@ def test_a_study_is_found_in_a_file(tmp_path: Path) -> None:
 def test_a_wide_terminal_shows_long_labels_and_no_empty_column(monkeypatch: pytest.MonkeyPatch) -> None:
     label = "without train.optimizers.matrix.lr=0.03"
     one = {"label": label, "seeds": [1], "mean": 1.5, "difference": 0.1, "interval": None, "word": "unclear"}
+    one |= {"reason": "a test needs two seeds"}
+    base = {"label": "base", "seeds": {"1": 1.4}, "mean": 1.4}
     results = Results(Study(name="s", base=find("tiny")), [], Path())
-    kept: dict[str, Any] = {"study": {"name": "s", "why": ""}, "found": "", "failed": [], "notes": []}
+    kept: dict[str, Any] = {"found": "", "failed": [], "notes": [], "board": [base]}
+    kept["study"] = {"name": "s", "why": "", "label": "base"}
     results.__dict__["facts"] = kept | {"verdicts": [one | {"q": None, "q_same": None, "claim": None}]}
     monkeypatch.setenv("COLUMNS", "120")
     assert label in str(results)
     assert "claimed" not in str(results)
+    assert re.search(r"base +1 +1\.4000 +the base\n", str(results))
+    assert f"note    {label}: a test needs two seeds" in str(results)
     monkeypatch.setenv("COLUMNS", "80")
     assert "without train.optimiz..." in str(results)
     kept["verdicts"] = [one | {"q": None, "q_same": None, "claim": {"word": "better"}}]

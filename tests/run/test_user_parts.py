@@ -164,6 +164,10 @@ def test_the_file_must_be_given_and_be_the_one(
     assert f"{other} is another file" in said
     assert "no file" in refused(artifact, "--parts", tmp_path / "none.py")
     assert f"needs no file of a user's; leave out --parts {mine}" in refused(tiny_run.artifact, "--parts", mine)
+    for more, end in (((), "add --parts"), (("--parts", mine), str(tmp_path / "written"))):
+        monkeypatch.setattr(userfile, "_run", {})
+        ended = caddie("export", artifact, "--to", "safetensors", "--out", tmp_path / "written", *more)
+        assert (ended.status, end in f"{ended.err}{ended.out}") == (0 if more else 2, True)
     monkeypatch.setenv("FAIL", "1")
     userfile._executed.cache_clear()
     assert "does not run: ValueError: as asked" in refused(artifact, "--parts", mine)
