@@ -321,6 +321,7 @@ def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Stu
     `origin` is the recipe's base, which must be shipped, unless given. Changes that are valid only together are
     reverted together. Raises `UserError` for a recipe without a base, and for a change that cannot be reverted.
     """
+    _check_is_recipe(recipe)
     origin = origin or find_shipped(recipe.base or "")
     if origin is None:
         has = f"is based on {recipe.base}, which caddie does not ship" if recipe.base else "has no base"
@@ -330,6 +331,11 @@ def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Stu
     backs = [_taken_back(recipe, lines, path) for path in paths]
     entries = {_cut(f"without {', '.join(back)}"): Entry(diff=back) for back in backs}
     return Study(base=recipe, entries=entries, **{"name": f"ablate-{recipe.name}", **settings})
+
+
+def _check_is_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Recipe):
+        raise UserError(f'{recipe!r:.80} is no recipe; give one, as caddie.find("tiny")')
 
 
 def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
@@ -348,7 +354,10 @@ def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: An
 
     A combination that is the recipe itself is left out.
     """
-    if not values or not all(values.values()):
+    _check_is_recipe(recipe)
+    if not values or not all(
+        isinstance(each, Sequence) and each and not isinstance(each, str) for each in values.values()
+    ):
         raise UserError("a sweep needs a path and values for it, as in train.optimizers.matrix.lr=0.02,0.04")
     diffs = [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
     changed = [diff for diff in diffs if recipe.but(diff).settings != recipe.settings]

@@ -148,9 +148,12 @@ def test_a_sweep_is_a_grid_without_the_recipe_itself() -> None:
         "matrix.lr=0.04, scalar.lr=0.01",
     ]
     assert one.recipe("matrix.lr=0.02, scalar.lr=0.01").train.optimizers["scalar"].lr == 0.01  # type: ignore[attr-defined]
-    for wrong in ({}, {"model.depth": []}):
+    for wrong in ({}, {"model.depth": []}, {"model.depth": 4}, {"model.block.mlp": "SwiGLU"}):
         with pytest.raises(UserError, match="needs a path and values"):
             sweep(BASE, wrong)
+    for study in (lambda: sweep("tiny", {"model.depth": [1]}), lambda: ablate("tiny")):  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"'tiny' is no recipe; give one, as caddie.find\("):
+            study()
     with pytest.raises(UserError, match="no setting"):
         sweep(BASE, {"model.dept": [1]})
 
