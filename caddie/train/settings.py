@@ -115,7 +115,7 @@ class Train(Config):
     has been measured on a GPU, never is the default.
     """
     warmup_steps: Annotated[int, Range(0, 1000)] = 3
-    """Steps on random tokens before the clock starts, undone afterwards."""
+    """Steps on random tokens before the clock starts, undone afterwards; the learning rate has its own (`StepRamp`)."""
     checkpoint_seconds: Positive = 60.0
     """Training time between checkpoints."""
     held_out_tokens: Count | None = None
