@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,17 @@ def _changes(path: str, before: object, after: object) -> Iterator[tuple[str, st
     else:
         old, new = ("(absent)" if value is _ABSENT else show(value) for value in (before, after))
         yield path, f"{crop(old, 60)} -> {new}"
+        if path.startswith("model.") and isinstance(before, Config) and isinstance(after, Config):
+            yield from _new_defaults(path, vars(before), after)
+
+
+def _new_defaults(path: str, before: Mapping[str, object], after: Config) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a part that the one it replaces has too, where its own default makes another model."""
+    for field in fields(after):
+        value = getattr(after, field.name)
+        if value == field.default and before.get(field.name, value) != value:
+            default = f"{show(value)}, the default of {type(after).__name__}"
+            yield f"{path}.{field.name}", f"{show(before[field.name])} -> {default}"
 
 
 def _held(value: Any, path: str) -> object:

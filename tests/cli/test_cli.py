@@ -333,6 +333,13 @@ def test_diff_shows_what_a_recipe_changes(caddie: Call) -> None:
     ]
 
 
+def test_diff_tells_what_a_class_in_anothers_place_has_by_default(caddie: Call) -> None:
+    lines = caddie("diff", "tiny", "tiny", "model.block.mlp=SwiGLU").out.splitlines()
+    assert lines[1].split(maxsplit=1)[1] == "ReluSquared(hidden=128) -> SwiGLU"
+    assert lines[2].split(maxsplit=1) == ["model.block.mlp.hidden", "128 -> 1024, the default of SwiGLU"]
+    assert "default" not in caddie("diff", "tiny", "tiny", "model.block.mlp=SwiGLU(hidden=64)").out
+
+
 def test_diff_tells_size_and_work(caddie: Call) -> None:
     lines = caddie("diff", "baseline", "three_layer_recurrence").out.splitlines()
     assert [line.split() for line in lines[-3:]] == [
