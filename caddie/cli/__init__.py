@@ -56,7 +56,7 @@ class _Verbs(click.Group):
 def app() -> None:
     """Train a language model for a given number of bytes, and score the one file it is packed into.
 
-    Settings are reached by PATH=VALUE, as in: caddie run tiny model.depth=6 train.seconds=120
+    Change settings with PATH=VALUE, as in: caddie run tiny model.depth=6 train.seconds=120
     """
 
 

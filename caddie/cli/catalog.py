@@ -28,8 +28,8 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of it.")
 @click.option("--local", metavar="DIR", help="Read a copy of the repository on disk instead.")
 @click.option("--tokenizer", metavar="FILE", help="An artifact or a model file, in place of data.tokenizer.")
-@click.option("--column", metavar="NAME", help="Column of Parquet, or key of JSON lines, with the text, if not text.")
-@click.option("--against", metavar="CORPUS", help="Leave out documents that CORPUS trains on; hold out all others.")
+@click.option("--column", metavar="NAME", help="Parquet column or JSON key that holds the text; text by default.")
+@click.option("--against", metavar="CORPUS", help="Hold out all documents except those that CORPUS trains on.")
 @options("out", "json", "quiet")
 @ends_on_interrupt
 def data(
@@ -96,7 +96,7 @@ def data(
 def recipes(as_json: bool) -> None:
     """List the recipes with their size and public score.
 
-    NAME_mini is the twin of a recipe that trains half a minute on a CPU, NAME_scale and NAME_scale96 make all its
+    NAME_mini is a small copy of recipe NAME for half a minute on a CPU; NAME_scale and NAME_scale96 make all its
     steps. public_000:LABEL is an experiment of public system 000.
     FILE.toml, FILE.json and FILE.py:NAME are recipes of your own, and the folder of a run stands for its recipe.
     """

@@ -72,7 +72,7 @@ class TwoGroups(click.Command):
 )
 @options("json")
 def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> None:
-    """Test if the runs RUN, of recipe B, beat those after --against, of recipe A. Each has several seeds.
+    """Test whether the runs RUN (recipe B) beat the --against runs (recipe A), with several seeds each.
 
     RUN is a run folder or its result.json, as in: caddie compare runs/b-* --against runs/a-*
 
@@ -92,9 +92,9 @@ def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: 
 )
 @options("json")
 def board(folder: Path, port: int, as_json: bool) -> None:
-    """Show the runs below FOLDER in a browser while they go on. FOLDER is runs unless named.
+    """Show the runs below FOLDER live in a browser. FOLDER is runs by default.
 
-    Only this machine is answered, and nothing is ever written. Ctrl-C ends it.
+    Serves this machine only and writes nothing. Ctrl-C ends it.
     """
     from caddie.board import Board
 

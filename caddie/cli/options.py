@@ -86,7 +86,12 @@ def options(*names: str) -> Decorator:
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", type=PATH, help="Folder to write to."),
-        "gpus": click.option("--gpus", type=click.IntRange(1), default=1, help="Processes, each on a GPU if any."),
+        "gpus": click.option(
+            "--gpus",
+            type=click.IntRange(1),
+            default=1,
+            help="Number of processes, each on its own GPU if there are any.",
+        ),
         "json": click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         "parts": click.option(
             "--parts",

@@ -191,8 +191,8 @@ def replay(
     """Repeat the finished run RUN, and compare the two.
 
     RUN is a run folder. Settings, seed and text are those of RUN/recipe.json; another text is refused. All files go
-    to RUN-replay, unless --out names another folder. Exit status 1 if weights or score differ though they should be
-    equal: on a CPU, with a budget of steps, and the same program, libraries, machine and processes.
+    to RUN-replay, unless --out names another folder. Exit status 1 if weights or score differ where they must be
+    equal: on a CPU with a budget of steps, if program, libraries, machine and processes are the same.
     """
     from caddie.run.replay import broken_promise, read_finished, replay_folder, summary
     from caddie.run.replay import replay as do_again

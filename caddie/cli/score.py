@@ -137,7 +137,7 @@ def score(
     """Score ARTIFACT in bits per byte on held-out text. A text that was not proven to be held out is refused.
 
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. Its text is that of --data, else of the run
-    folder that it lies in, else Python's library. Another scoring than the artifact's own is set by score.PATH=VALUE,
+    folder that it lies in, else Python's library. Change the artifact's own scoring with score.PATH=VALUE,
     as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
     the scorer can divide its work.
     """

@@ -38,7 +38,7 @@ def push(run: Path, place: str, license_name: str | None, private: bool, as_json
     """Publish the finished run RUN on the Hugging Face hub.
 
     RUN is a run folder. One commit holds artifact, result, page, recipe and a model card. The token is that of
-    HF_TOKEN or of `hf auth login`. Every ARTIFACT argument takes hf:USER/NAME and hf:USER/NAME@REVISION then.
+    HF_TOKEN or of `hf auth login`. After that every ARTIFACT argument takes hf:USER/NAME or hf:USER/NAME@REVISION.
     """
     from caddie.share.push import push as publish
 
@@ -61,7 +61,7 @@ def export(artifact: Path, form: str, out: Path | None, parts: tuple[Path, ...],
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION], whose export goes to the working directory.
     html is a page with the model inside, which runs in a browser without a network; safetensors is a folder of
     dequantized weights by name, with their settings; transformers is a folder that AutoModelForCausalLM and
-    AutoTokenizer load without caddie, given trust_remote_code=True, by which the code in that folder is run.
+    AutoTokenizer load without caddie, given trust_remote_code=True, which runs the code in that folder.
     """
     from caddie.share.export import export as write
 
@@ -139,7 +139,7 @@ def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...])
 def submit(runs: tuple[Path, ...], out: Path, as_json: bool, quiet: bool, **about: Any) -> None:
     """Write a submission folder for the contest.
 
-    RUN is the folder of a finished run; all are of one recipe, each has another seed. The folder gets README.md,
+    RUN is the folder of a finished run; all runs have the same recipe and different seeds. The folder gets README.md,
     submission.json, requirements.txt, a log for each seed and one script, train_gpt.py, that trains, packs and
     scores without caddie. Each artifact is scored again where the run's text is there; if the new score
     differs from that of result.json, nothing is written.

@@ -50,9 +50,7 @@ _run_options = all_of(
         default=0,
         help="GPUs of each run; 0 takes one if there is any, on Slurm none.",
     ),
-    click.option(
-        "--workers", type=click.IntRange(1), help="Runs at once; 1, with --background one for each GPU or core."
-    ),
+    click.option("--workers", type=click.IntRange(1), help="Runs at once, 1 by default; not for Ray."),
     click.option(
         "--keep-checkpoints", is_flag=True, help="Keep checkpoints of finished runs, for later runs to start from."
     ),
@@ -64,8 +62,10 @@ _budget_options = all_of(
     click.option("--tokens", type=click.IntRange(1), help="Training tokens of each run."),
     click.option("--steps", type=click.IntRange(1), help="Optimizer steps of each run."),
     click.option("--seconds", type=float, help="Training seconds of each run."),
-    click.option("--modelled-seconds", type=float, help="Seconds that each run would train on eight H100."),
-    click.option("--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Seeds of each label."),
+    click.option("--modelled-seconds", type=float, help="Budget of each run in estimated seconds on eight H100."),
+    click.option(
+        "--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Number of seeds per entry."
+    ),
 )
 """Options of a study that the command line defines."""
 
@@ -87,13 +87,15 @@ def _budget(options: dict[str, Any]) -> dict[str, Any]:
 @click.argument("definition", metavar="FILE.py[:NAME]")
 @click.option("--holdout", metavar="TEXT", help="Score the finished runs on TEXT, which none has seen.")
 @click.option("--select", "greedy", is_flag=True, help="Greedy selection: add the best entry until none is better.")
-@click.option("--ladder", "as_ladder", is_flag=True, help="Run it at each of its scales and compare them.")
+@click.option("--ladder", "as_ladder", is_flag=True, help="Run the study at each of its scales and compare them.")
 @click.option(
     "--fraction",
     type=Finite(0, 1, min_open=True),
     help="Give each run this fraction of its budget, as a study of its own.",
 )
-@click.option("--background", is_flag=True, help="Go on without the terminal, one run for each core; return at once.")
+@click.option(
+    "--background", is_flag=True, help="Run without the terminal, one run per GPU or else per core; return at once."
+)
 @click.option("--nice", type=click.IntRange(0, 19), help="Niceness of the runs; 10 with --background.")
 @click.option("--status", is_flag=True, help="Print how far the study has come, and do nothing.")
 @click.option("--estimate", is_flag=True, help="Print the core hours that the runs left take, and run none.")

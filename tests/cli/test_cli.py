@@ -41,7 +41,7 @@ def test_help_is_golden(caddie: Call, monkeypatch: pytest.MonkeyPatch, request: 
     text = "\n".join(pages)
     if request.config.getoption("--update-golden"):
         HELP.write_text(text)
-    assert text == HELP.read_text(), "if this is meant: pytest tests/test_cli.py --update-golden"
+    assert text == HELP.read_text(), "if this is meant: pytest tests/cli/test_cli.py --update-golden"
 
 
 def test_every_verb_is_tested() -> None:
