@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from caddie.errors import CheckFailed, UserError
     from caddie.inference.sample import sample
     from caddie.lab.results import Results, run_study
-    from caddie.lab.study import Claim, Entry, ModelledSeconds, Seconds, Steps, Study, Tokens, ablate, sweep
+    from caddie.lab.study import Claim, Entry, ModelledSeconds, Seconds, Steps, Study, Tokens
+    from caddie.lab.variations import ablate, sweep
     from caddie.pack.artifact import Artifact, load
     from caddie.recipes.catalog import find, shipped
     from caddie.recipes.recipe import Recipe
@@ -30,7 +31,8 @@ _NAMES = {
     "errors": "CheckFailed UserError",
     "inference.sample": "sample",
     "lab.results": "Results run_study",
-    "lab.study": "Claim Entry ModelledSeconds Seconds Steps Study Tokens ablate sweep",
+    "lab.study": "Claim Entry ModelledSeconds Seconds Steps Study Tokens",
+    "lab.variations": "ablate sweep",
     "pack.artifact": "Artifact load",
     "recipes.catalog": "find shipped",
     "recipes.recipe": "Recipe",

@@ -171,7 +171,7 @@ def study(
 @options("parts")
 def ablate(recipe: str, settings: tuple[str, ...], parts: tuple[Path, ...], **how: Any) -> int:
     """Ablate RECIPE: revert each of its changes in turn."""
-    from caddie.lab.study import ablate as ablation
+    from caddie.lab.variations import ablate as ablation
     from caddie.recipes.catalog import find_base
 
     found = named_recipe(recipe, settings, parts=parts)
@@ -209,7 +209,7 @@ def sweep(
     """
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study
-    from caddie.lab.study import sweep as grid
+    from caddie.lab.variations import sweep as grid
 
     equal = _budget(how)
     base, space = named_recipe(recipe, (), parts=parts), assignments(values, read_space)

@@ -173,7 +173,8 @@ def supply(stated: Sequence[Stated], given: Sequence[Path], holder: Path, kept: 
     for sha256, other in files.items():
         if sha256 not in {one.sha256 for one in stated}:
             if not stated:
-                raise UserError(f"{holder} needs no file of a user's; leave out --parts {other.path}")
+                hint = "" if holder.exists() else f", or name a recipe in it, as {other.path}:NAME"
+                raise UserError(f"{holder} needs no file of a user's; leave out --parts {other.path}{hint}")
             raise UserError(f"{holder} needs {needs}, and {other.path} is another file (SHA-256 {sha256[:16]}…)")
     found = []
     for one in stated:

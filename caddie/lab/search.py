@@ -32,7 +32,8 @@ from caddie.lab.job import Run
 from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
 from caddie.lab.runner import alone, plan
-from caddie.lab.study import BASE, Entry, Study, labelled, read_values
+from caddie.lab.study import BASE, Entry, Study
+from caddie.lab.variations import labelled, read_values
 from caddie.recipes.recipe import Recipe
 from caddie.report.charts import is_finite
 from caddie.report.display import Display

@@ -152,9 +152,5 @@ def supply_parts(names: Sequence[str], parts: Sequence[Path]) -> None:
         stated = recipe_file.stated_parts(file) if file else ()
         own = [one for one in left if name == names[-1] or one.stated.sha256 in {need.sha256 for need in stated}]
         left = [one for one in left if one not in own]
-        if own and not stated:
-            path = own[0].path
-            hint = f", or name a recipe in it, as {path}:NAME" if file is None else ""
-            raise UserError(f"{name} needs no file of a user's; leave out --parts {path}{hint}")
         folder = file.parent if file else Path(name)
         supply(stated, [one.path for one in own], folder, folder / PARTS)

@@ -173,12 +173,8 @@ def _check_evaluation_clock(log: Log, score: Score | None, found: Findings) -> N
         found.add("evaluation-unknown", log.file, "no line states the seconds of evaluation")
     elif seconds + before > _EVALUATION_S:
         added = f", {before:.1f} s of adaptation before quantization included" if before else ""
-        found.add(
-            "evaluation-clock",
-            log.file,
-            f"evaluation took {seconds + before:,.1f} s of {_EVALUATION_S:.0f}{added}",
-            line,
-        )
+        took = f"evaluation took {seconds + before:,.1f} s of {_EVALUATION_S:.0f}{added}"
+        found.add("evaluation-clock", log.file, took, line)
 
 
 def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findings) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from caddie.config import Diff
-from caddie.lab.study import ModelledSeconds, Study, ablate
+from caddie.lab.study import ModelledSeconds, Study
+from caddie.lab.variations import ablate
 from caddie.recipes.catalog import find
 from caddie.recipes.published import speeds
 from caddie.recipes.shrink import AT_SCALE, small_cap

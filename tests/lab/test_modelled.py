@@ -19,7 +19,8 @@ from caddie.lab.modelled import PARTS, StepTime, flops_per_step, next_timed, ste
 from caddie.lab.report import markdown, page
 from caddie.lab.rows import Row
 from caddie.lab.selection import select
-from caddie.lab.study import BASE, Entry, ModelledSeconds, Study, ablate
+from caddie.lab.study import BASE, Entry, ModelledSeconds, Study
+from caddie.lab.variations import ablate
 from caddie.model.flops import count
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds

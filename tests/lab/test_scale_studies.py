@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from kept_studies import ask
 
-from caddie.lab.study import BASE, ablate, find_study
+from caddie.lab.study import BASE, find_study
+from caddie.lab.variations import ablate
 from caddie.recipes.catalog import find
 
 STUDIES = Path(__file__).resolve().parent.parent.parent / "studies"

@@ -20,12 +20,9 @@ from caddie.lab.study import (
     Steps,
     Study,
     Tokens,
-    ablate,
     find_study,
-    labelled,
-    read_values,
-    sweep,
 )
+from caddie.lab.variations import ablate, labelled, read_values, sweep
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
 from caddie.run.run import check_recipe

@@ -1,0 +1,109 @@
+"""Studies of the variations of one recipe: each of its changes reverted in turn, or every combination of values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+from caddie.config import Diff, show
+from caddie.config.assignment import parse_value
+from caddie.errors import UserError
+from caddie.lab.study import Entry, Study
+from caddie.recipes.catalog import find_shipped
+from caddie.recipes.recipe import Recipe
+from caddie.run.run import check_recipe
+
+
+def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Study:
+    """Return the study that reverts each of the recipe's changes to `origin` in turn; `settings` are a study's.
+
+    `origin` is the recipe's base, which must be shipped, unless given. Changes that are valid only together are
+    reverted together. Raises `UserError` for a recipe without a base, and for a change that cannot be reverted.
+    """
+    _check_is_recipe(recipe)
+    origin = origin or find_shipped(recipe.base or "")
+    if origin is None:
+        has = f"is based on {recipe.base}, which caddie does not ship" if recipe.base else "has no base"
+        raise UserError(f"{recipe.name or 'the recipe'} {has}, so there is nothing to revert; name one that has")
+    lines = recipe.settings.diff(origin.settings)
+    paths = [path for path in lines if not path.startswith(("train.seconds", "train.steps"))]
+    backs = [_taken_back(recipe, lines, path) for path in paths]
+    entries = {_cut(f"without {', '.join(back)}"): Entry(diff=back) for back in backs}
+    return Study(base=recipe, entries=entries, **{"name": f"ablate-{recipe.name}", **settings})
+
+
+def _check_is_recipe(recipe: object) -> None:
+    if not isinstance(recipe, Recipe):
+        raise UserError(f'{recipe!r:.80} is no recipe; give one, as caddie.find("tiny")')
+
+
+def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
+    """Return the fewest changes, this one among them, without which the recipe is still valid."""
+    others = [other for other in lines if other != path]
+    for chosen in [(), *((other,) for other in others), tuple(others)]:
+        back = {line: value for line, value in lines.items() if line == path or line in chosen}
+        with suppress(UserError):
+            check_recipe(recipe.but(back).but({"train.seconds": 1.0}))
+            return back
+    raise UserError(f"{path} cannot be taken back, not even with all other lines of {recipe.name}")
+
+
+def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: Any) -> Study:
+    """Return the study of every combination of a value for each path; `settings` are a study's.
+
+    A combination that is the recipe itself is left out.
+    """
+    _check_is_recipe(recipe)
+    if not values or not all(
+        isinstance(each, Sequence) and each and not isinstance(each, str) for each in values.values()
+    ):
+        raise UserError("a sweep needs a path and values for it, as in train.optimizers.matrix.lr=0.02,0.04")
+    diffs = [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
+    changed = [diff for diff in diffs if recipe.but(diff).settings != recipe.settings]
+    if not changed:
+        raise UserError(f"{recipe.name or 'the recipe'} has {labelled(diffs[0])} already; name another value")
+    entries = {labelled(diff): Entry(diff=diff) for diff in changed}
+    return Study(base=recipe, entries=entries, **{"name": f"sweep-{recipe.name}", **settings})
+
+
+def labelled(diff: Mapping[str, object]) -> str:
+    """Return the label of a diff: its values and the last words of their paths, as many as tell these apart."""
+    names = [path.split(".") for path in diff]
+    most = max(map(len, names))
+    words = next(n for n in range(1, most + 1) if n == most or len({(*name[-n:],) for name in names}) == len(names))
+    values = zip(names, diff.values(), strict=True)
+    return _cut(", ".join(f"{'.'.join(name[-words:])}={show(value)}" for name, value in values))
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= 100 else f"{label[:90]}… {hashlib.sha256(label.encode()).hexdigest()[:8]}"
+
+
+def read_values(text: str) -> tuple[str, list[object]]:
+    """Parse `PATH=V1,V2,...` from a command line; commas inside brackets and quotes belong to a value."""
+    path, sign, rest = text.partition("=")
+    pieces = list(_pieces(rest))
+    if not sign or not path or not all(pieces):
+        raise UserError(f"{text!r} names no values; write PATH=V1,V2,...")
+    return path, [parse_value(piece) for piece in pieces]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield the pieces between the commas that are not inside brackets or quotes."""
+    depth, quote, begin = 0, "", 0
+    for index, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield text[begin:index].strip()
+            begin = index + 1
+    yield text[begin:].strip()
