@@ -36,7 +36,8 @@ class _Verbs(click.Group):
         if word in self.commands or not word[:1].isalpha():
             return super().resolve_command(ctx, args)
         meant = [verb for verb, names in ELSEWHERE.items() if word.lower() in names]
-        hint = f" (did you mean {meant[0]}?)" if meant else suggest(word, self.commands, most=2)
+        listed = [name for name, command in self.commands.items() if not command.hidden]
+        hint = f" (did you mean {meant[0]}?)" if meant else suggest(word, listed, most=2)
         raise click.UsageError(f"no command {word}{hint}", ctx)
 
 

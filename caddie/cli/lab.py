@@ -72,7 +72,9 @@ class TwoGroups(click.Command):
 )
 @options("json")
 def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> None:
-    """Test whether the runs RUN (recipe B) beat the --against runs (recipe A), with several seeds each.
+    """Test whether the runs RUN beat other runs.
+
+    RUN are runs of recipe B, those after --against of recipe A, with several seeds each.
 
     RUN is a run folder or its result.json, as in: caddie compare runs/b-* --against runs/a-*
 

@@ -36,7 +36,7 @@ ELSEWHERE = {
     "train.seconds": ("max_wallclock_seconds",),
     "train.lr_schedule": (
         *("lr_decay", "lr_scheduler_type", "min_lr", "scheduler", "warmdown", "warmdown_iters", "warmdown_ratio"),
-        *("warmup", "warmup_iters", "warmup_ratio"),
+        "warmup_iters",
     ),
     "train.clip_norm": ("grad_clip", "grad_clip_norm", "max_grad_norm"),
     "train.precision": ("dtype",),

@@ -54,7 +54,7 @@ def test_no_verb_is_a_call_for_help(caddie: Call) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "hint"),
-    [("generate", " (did you mean sample?)"), ("trian", " (did you mean trial or train?)"), ("zzz", "")],
+    [("generate", " (did you mean sample?)"), ("trian", " (did you mean train or track?)"), ("zzz", "")],
 )
 def test_a_verb_of_another_program_is_answered_with_ours(typed: str, hint: str, caddie: Call) -> None:
     ended = caddie(typed)
