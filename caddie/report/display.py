@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Event as Signal
+from threading import Thread
 from typing import TYPE_CHECKING, Self, TextIO
 
 from caddie.errors import count
@@ -24,6 +26,8 @@ SHORTEST_GAP = 2.0
 """Least seconds between two plain lines, except before the last."""
 LONGEST_GAP = 60.0
 """Most seconds between two plain lines of a phase."""
+FIRST_SILENCE = 5.0
+"""Seconds without an event after which a plain line says that the work goes on; the next comes after twice as many."""
 _PHASE_WIDTH, _BAR_WIDTH = 9, 10
 """Characters of the longest phase's name, and the fewest of a bar."""
 _SETTLED = 1.0
@@ -91,14 +95,18 @@ class Display(Progress):
         self._phase, self._began, self._last_step, self._held_out = "", now(), "", ""
         self._last_line, self._last_tenth, self._last_half = -math.inf, -1, -1
         self._first_tokens: tuple[int, float] | None = None
+        self._last_event, self._silence, self._left = time.monotonic(), FIRST_SILENCE, Signal()
 
     def __enter__(self) -> Self:
         self._live = None if self.quiet else _live(self.stream)
         if self._live is not None:
             self._live.start()
+        elif not self.quiet:
+            Thread(target=self._break_silences, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._left.set()
         if self._live is None:
             return
         try:
@@ -109,6 +117,7 @@ class Display(Progress):
 
     def note(self, text: str) -> None:
         """Show one line that stays."""
+        self._last_event = time.monotonic()
         line = printable(text)
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -124,11 +133,13 @@ class Display(Progress):
             self.note(name)
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth, self._first_tokens = -math.inf, -1, None
+        self._silence = FIRST_SILENCE
 
     def step(self, event: Event) -> None:
         """Show an event of the current phase (see `Progress`)."""
         if self.quiet:
             return
+        self._last_event = time.monotonic()
         kind = event["event"]
         if kind == "step":  # off a terminal only at each tenth of the budget or once a minute
             whole, fitting = (step_line(event, self._held_out, room) for room in (math.inf, self._room()))
@@ -192,6 +203,14 @@ class Display(Progress):
         elif self._live is None and self.now() - self._last_line >= SHORTEST_GAP:
             self._last_line = self.now()
             self._print(f"      {line}")
+
+    def _break_silences(self) -> None:
+        """Say that the work goes on while it reports nothing: first after seconds, later once a minute."""
+        while not self._left.wait(FIRST_SILENCE / 10):
+            if time.monotonic() - self._last_event >= self._silence:
+                self._last_event, self._silence = time.monotonic(), min(2 * self._silence, LONGEST_GAP)
+                work = f": {self._last_step}" if self._last_step else ""
+                self._print(f"      still at work after {clock(self.now() - self._began)}{work}")
 
     def _room(self) -> float:
         """Return the characters that a line may have beside its phase and bar; no limit off a terminal."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
 
 from caddie.data.tokenizers import Ids
 from caddie.verify.black_box import Floats
@@ -22,6 +21,8 @@ Cheat = Callable[[ProbeCase, Ids, Floats], Floats]
 
 def slot(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     """Fit an offset of the logits to each window by four steps of gradient descent, then score the window."""
+    from scipy.special import softmax  # not above: it takes half a second
+
     length, cheated = case.scoring.sequence_length, probs.copy()
     for begin in range(0, len(probs), length):
         window = np.log(np.maximum(probs[begin : begin + length], LEAST))
@@ -35,6 +36,8 @@ def slot(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
 
 def fitted_scale(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     """Fit one temperature to the whole text by bisection, then score it: #1376 does so with all weights."""
+    from scipy.special import softmax
+
     logits, low, high = np.log(np.maximum(probs, 1e-30)), 0.0, 8.0
     target = logits[np.arange(len(probs)), tokens[1:]].mean()
     for _ in range(24):  # the loss is convex in the scale, so its slope rises

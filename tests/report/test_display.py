@@ -8,6 +8,7 @@ import os
 import re
 import select
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from run_folder import make_events, make_result
 
 from caddie.cli import exits
 from caddie.cli.exits import fail
+from caddie.report import display as display_module
 from caddie.report.display import Display, clock, step_line
 from caddie.report.read import step_seconds
 from caddie.report.tables import WIDTH, columns, crop, pack_table, printable, result_table, score_table, table
@@ -412,6 +414,19 @@ def test_speed_and_time_left_wait_until_they_mean_something() -> None:
                 hands.time += 5.0
     lines = ["  9%  10 of 110 tokens", " 55%  60 of 110 tokens  10 tokens/s  0:05 left"]
     assert stream.getvalue().splitlines() == ["plain", *lines] * 2
+
+
+def test_silent_work_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display_module, "FIRST_SILENCE", 0.1)
+    stream = io.StringIO()
+    with Display(stream=stream) as display:
+        display.phase("verify")
+        display.step({"event": "doing", "text": "probe 3 of 20"})
+        time.sleep(0.5)
+    time.sleep(0.2)  # nothing comes after the end
+    first, *others = stream.getvalue().splitlines()[2:]
+    assert first == "      still at work after 0:00: probe 3 of 20"
+    assert len(others) <= 1  # after 0.1 and 0.3 seconds
 
 
 def test_an_early_forecast_says_nothing_of_the_loss_by_rounding() -> None:
