@@ -194,12 +194,12 @@ def replay(
     to RUN-replay, unless --out names another folder. Exit status 1 if weights or score differ where they must be
     equal: on a CPU with a budget of steps, if program, libraries, machine and processes are the same.
     """
-    from caddie.run.replay import broken_promise, read_finished, replay_folder, summary
+    from caddie.run.replay import broken_promise, read_run_to_replay, replay_folder, summary
     from caddie.run.replay import replay as do_again
     from caddie.run.run import check_recipe
     from caddie.runtime import distributed
 
-    first = read_finished(folder, parts)
+    first = read_run_to_replay(folder, parts)
     place, world = replay_folder(folder, Path(out) if out else None), gpus or first.count("world")
     check_recipe(first.start.recipe, distributed.world_size(world))
     if world > 1 and not distributed.under_torchrun():

@@ -92,7 +92,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
         "claimed": any(one["claim"] for one in facts["verdicts"]),
         "open_rows": OPEN_ROWS,
         "holdout_words": HOLDOUT,
-        **{one.__name__: one for one in (signed, bits, whole, more, word_chance, duration, money, flaw)},
+        **{one.__name__: one for one in (signed, bits, integer, signed_integer, verdict_q, duration, money, problem)},
         **{one.__name__: one for one in (order_words, step_words, sweep_words)},
     }
 
@@ -110,26 +110,26 @@ def bits(value: float | None) -> str:
     return f"{value:z.4f}".replace("-", MINUS) if is_finite(value) else "-"
 
 
-def whole(value: float | None) -> str:
+def integer(value: float | None) -> str:
     """Format a count: `1,234`."""
     return f"{value:,.0f}" if is_finite(value) else "-"
 
 
-def more(value: float | None) -> str:
+def signed_integer(value: float | None) -> str:
     """Format a difference of counts: `+1,234`."""
     return (f"{round(value):+,}" if round(value) else "0").replace("-", MINUS) if is_finite(value) else "-"
 
 
-def chance(value: float | None) -> str:
+def p_value(value: float | None) -> str:
     """Format a p or q."""
     if not is_finite(value):
         return "-"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def word_chance(one: Mapping[str, Any]) -> str:
+def verdict_q(one: Mapping[str, Any]) -> str:
     """Format the q by which a verdict has its word."""
-    return chance(one["q_same" if one["word"] == "same" else "q"])
+    return p_value(one["q_same" if one["word"] == "same" else "q"])
 
 
 def money(value: float) -> str:
@@ -216,10 +216,10 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
         against = "" if one["against"] == base else f" (against {one['against']})"
         interval = " to ".join(map(signed, one["interval"] or ())) or "-"
         changes = ", ".join(f"{path}={value}" for path, value in one["diff"].items())
-        against += f" ({flaw(one)})" if flaw(one) else ""
+        against += f" ({problem(one)})" if problem(one) else ""
         row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"])]
         row += [interval, *((bits(one["spread"][name]) if one["spread"] else "-") for name in ("paired", "unpaired"))]
-        row += [word_chance(one), one["word"], more(one["bytes"])]
+        row += [verdict_q(one), one["word"], signed_integer(one["bytes"])]
         if claimed:
             claim = one["claim"] or {"word": "-", "difference": None}
             stated = f" {signed(claim['difference'])}" if is_finite(claim["difference"]) else ""
@@ -229,7 +229,7 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
     return markdown_table([*names, "a run takes", *(["costs"] if priced else [])], rows)
 
 
-def flaw(one: Mapping[str, Any]) -> str:
+def problem(one: Mapping[str, Any]) -> str:
     """Say why the artifacts of a label do not count; nothing for those that do."""
     return "over the cap" if one["under_cap"] is False else "failed verification" if one["verified"] is False else ""
 
@@ -245,11 +245,11 @@ def _board_table(board: Sequence[Mapping[str, Any]], step_times: Mapping[str, Ma
     rows = [
         [
             place,
-            one["label"] + (" (frontier)" if one["frontier"] else f" ({flaw(one)})" if flaw(one) else ""),
+            one["label"] + (" (frontier)" if one["frontier"] else f" ({problem(one)})" if problem(one) else ""),
             *(bits(one[name]) for name in ("mean", "deviation", "trained", "quantization_loss")),
-            *(whole(one[name]) for name in ("artifact_bytes", "parameters")),
-            whole(one["steps"]) + (f" ({step_words(step_times[one['label']])})" if step_times else ""),
-            whole(one["tokens_per_second"]),
+            *(integer(one[name]) for name in ("artifact_bytes", "parameters")),
+            integer(one["steps"]) + (f" ({step_words(step_times[one['label']])})" if step_times else ""),
+            integer(one["tokens_per_second"]),
         ]
         for place, one in enumerate(board, 1)
     ]
@@ -264,7 +264,7 @@ def _holdout_table(holdout: Sequence[Mapping[str, Any]], base: str) -> str:
             bits(one["mean"]),
             signed(one["difference"]),
             " to ".join(map(signed, one["interval"] or ())) or "-",
-            *([word_chance(one), one["word"]] if one["word"] else ["-", "-"]),
+            *([verdict_q(one), one["word"]] if one["word"] else ["-", "-"]),
         ]
         for one in holdout
     ]

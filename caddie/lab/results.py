@@ -19,7 +19,7 @@ from typing import Any
 
 from caddie.lab.executors import Executor, Local
 from caddie.lab.findings import findings
-from caddie.lab.report import signed, verdict_html, word_chance, write_study_report
+from caddie.lab.report import signed, verdict_html, verdict_q, write_study_report
 from caddie.lab.rows import Row
 from caddie.lab.runner import run_jobs
 from caddie.lab.study import Study
@@ -62,7 +62,7 @@ class Results:
         for one in facts["verdicts"]:
             reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
             difference = signed(one["difference"]) + (f" ±{reach:.4f}" if reach else "")
-            figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, word_chance(one)]
+            figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, verdict_q(one)]
             claimed = [one["claim"]["word"] if one["claim"] else ""] if claims else []
             rows.append([crop(one["label"], room), *figures, one["word"], *claimed])
         lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]

@@ -15,7 +15,7 @@ from typing import Any
 
 from caddie.config import show
 from caddie.errors import UserError
-from caddie.lab.report import chance, signed
+from caddie.lab.report import p_value, signed
 from caddie.lab.results import Results, run_study
 from caddie.lab.search import invalid_reason
 from caddie.lab.study import BASE, Study
@@ -55,7 +55,7 @@ class Selection:
         for number, (one, found) in enumerate(zip(facts["chosen"], self.rounds, strict=False), 1):
             interval = " to ".join(map(signed, one["interval"]))
             tried = len(found.study.entries)
-            rows.append([number, crop(one["label"], 24), signed(one["difference"]), interval, chance(one["q"]), tried])
+            rows.append([number, crop(one["label"], 24), signed(one["difference"]), interval, p_value(one["q"]), tried])
         lines = [table(rows, ["round", "chosen", "difference", "95 % interval", "q", "of"])] if rows else []
         lines += [f"not better  {one['label']}" for one in facts["left"]] or ["nothing is left to add"]
         lines += [f"changes     {path}={value}" for path, value in facts["diff"].items()]

@@ -29,7 +29,7 @@ def cap_of_recipe(recipe: Recipe, metadata: Metadata | None = None) -> FileCap:
     return found
 
 
-def cap_of_stated(
+def cap_from_ledger(
     recipe: Mapping[str, Any], needed: Sequence[bytes], training: Sequence[bytes], parts: Mapping[str, int]
 ) -> FileCap:
     """Return the bytes that the file of a recipe may have. The recipe is JSON: its classes need not be known here.

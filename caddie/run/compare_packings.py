@@ -1,4 +1,4 @@
-"""Pack one run in many ways: each quantizer and coding on the same weights."""
+"""Pack one run by many methods: each quantizer and coding on the same weights."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ CODINGS: dict[str, ArrayCodec] = {
 SMALLEST = "smallest"
 """The shortest stream of all of these for each array, in the time of all of them together."""
 MEASURED_TOKENS = 16_384
-"""Training tokens, beside those of the calibration, that every way is measured on."""
+"""Training tokens, beside those of the calibration, that every method is measured on."""
 
 Streams = list[list[bytes]]
 """For each weight its coded arrays."""
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     """A choice of quantizers. With `fills` their steps are moved until the file that this coding makes fills a cap."""
 
     name: str
@@ -65,14 +65,14 @@ class Way:
 
 
 _TABLE = Gptq(of=Rows(scale=SigmaClip(k=20.0)))
-WAYS = (
-    Way("int8, percentile", Rows(), Rows()),
-    Way("int6, five percentiles", Rows(bits=6, scale=BestPercentile()), Rows(scale=BestPercentile())),
-    Way("GPTQ int6, SDClip", Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85))), _TABLE),
+METHODS = (
+    Method("int8, percentile", Rows(), Rows()),
+    Method("int6, five percentiles", Rows(bits=6, scale=BestPercentile()), Rows(scale=BestPercentile())),
+    Method("GPTQ int6, SDClip", Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85))), _TABLE),
     # six bits' steps in eight bits' range, so that finer ones clip nothing
-    Way("GPTQ, SDClip", Gptq(of=Rows(scale=SigmaClip(k=12.85 * 127 / 31))), _TABLE, fills="brotli -11"),
-    Way("Waterfilling", Waterfilling(), Waterfilling(), fills="entropy model"),
-    Way("Trellis", Trellis(), Trellis(), fills="entropy model"),
+    Method("GPTQ, SDClip", Gptq(of=Rows(scale=SigmaClip(k=12.85 * 127 / 31))), _TABLE, fills="brotli -11"),
+    Method("Waterfilling", Waterfilling(), Waterfilling(), fills="entropy model"),
+    Method("Trellis", Trellis(), Trellis(), fills="entropy model"),
 )
 """Quantizers that are compared: those of the records with the steps they had, and three that fill the cap."""
 
@@ -80,7 +80,7 @@ WAYS = (
 def compare(
     folder: Path, caps: Sequence[int] = (), progress: Progress = SILENT, parts: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Pack the run in `folder` in every way, for each of the caps, or for the recipe's own.
+    """Pack the run in `folder` by every method, for each of the caps, or for the recipe's own.
 
     No file is written and no held-out text is read. Losses are what rounding costs in bits per byte of training text
     that calibration has not seen, None where there is none. `cap_bytes` and `fitted_with` of a packing are the cap that
@@ -91,15 +91,15 @@ def compare(
     asked = [recipe.but({"pack.cap_bytes": cap}) for cap in caps] or [recipe]
     caps = [cap_of_recipe(one, metadata).file_bytes for one in asked]
     progress.phase("calibrate")
-    packings, done, total = [], 0, sum(len(caps) if way.fills else 1 for way in WAYS)
+    packings, done, total = [], 0, sum(len(caps) if method.fills else 1 for method in METHODS)
     with ProcessPool(torch.get_num_threads()) as pool:
         bench = _Bench(folder, recipe, seed, corpus, pool, progress)
-        for way in WAYS:
-            for cap in caps if way.fills else [None]:
+        for method in METHODS:
+            for cap in caps if method.fills else [None]:
                 done += 1
-                name = f"{way.name}, {cap:,} bytes" if cap else way.name
+                name = f"{method.name}, {cap:,} bytes" if cap else method.name
                 progress.phase(f"{done} of {total}: {name}")
-                packings += bench.packings(way, cap)
+                packings += bench.packings(method, cap)
     return {
         "run": str(folder),
         "parameters": sum(weight.numel() for weight in bench.weights.values()),
@@ -147,13 +147,13 @@ class _Bench:
         self.tokens = sum(ids.numel() for ids in self.rows)
         self.before = self._bits_per_byte(weights)
 
-    def packings(self, way: Way, cap: int | None) -> list[dict[str, Any]]:
-        quantizers = assign(way.rules, self.model, "quantizers")
-        dequantizers = {rule: quantizer.dequantizer for rule, quantizer in way.rules.items()}
+    def packings(self, method: Method, cap: int | None) -> list[dict[str, Any]]:
+        quantizers = assign(method.rules, self.model, "quantizers")
+        dequantizers = {rule: quantizer.dequantizer for rule, quantizer in method.rules.items()}
         candidates = Candidates(
             self.weights,
             self.calibrations,
-            CODINGS[way.fills] if way.fills else Packed(codec=Stored()),
+            CODINGS[method.fills] if method.fills else Packed(codec=Stored()),
             lambda sections: self.metadata.file_bytes(dequantizers, sections),
             self.pool,
             self.progress,
@@ -181,7 +181,12 @@ class _Bench:
             decoded = time.perf_counter() - begin
             sections = [section_of(*one) for one in zip(candidate.weights, streams, strict=True)]
             weight_bits = 8 * sum(len(section.data) for section in sections)
-            facts: dict[str, Any] = {"quantizer": way.name, "cap_bytes": cap, "fitted_with": way.fills, "coding": name}
+            facts: dict[str, Any] = {
+                "quantizer": method.name,
+                "cap_bytes": cap,
+                "fitted_with": method.fills,
+                "coding": name,
+            }
             facts["bytes"] = self.metadata.file_bytes(dequantizers, sections)
             facts["bits_per_weight"] = weight_bits / sum(weight.numel() for weight in self.weights.values())
             facts |= {"predicted_bits_per_byte": predicted, "measured_bits_per_byte": measured}

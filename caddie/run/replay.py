@@ -54,7 +54,7 @@ class FinishedRun:
         return int(coerce(pick(self.result, *path), Count, f"{self.folder / RESULT}: {'.'.join(path)}"))
 
 
-def read_finished(folder: Path, parts: Sequence[Path] = ()) -> FinishedRun:
+def read_run_to_replay(folder: Path, parts: Sequence[Path] = ()) -> FinishedRun:
     """Return the finished run in a folder; `UserError` if there is none. `parts` are the users' files that it needs."""
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; name that of a finished run")

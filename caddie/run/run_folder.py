@@ -26,7 +26,7 @@ from caddie.report.display import Display
 from caddie.report.read import pick, read_json, read_scored_result
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
-from caddie.run.cap import cap_of_stated, files_to_score
+from caddie.run.cap import cap_from_ledger, files_to_score
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
@@ -211,7 +211,7 @@ def cap_of(artifact: Artifact) -> int | None:
     recipe, needed = about["recipe"], [file.source for file in artifact.parts]
     if cap is not None:
         recipe = {**recipe, "pack": {**recipe["pack"], "cap_bytes": cap}}
-    return cap_of_stated(recipe, needed, [*sources.values()], artifact.ledger).file_bytes
+    return cap_from_ledger(recipe, needed, [*sources.values()], artifact.ledger).file_bytes
 
 
 def is_file_of_result(artifact: Artifact) -> bool:

@@ -70,7 +70,7 @@ class Run:
         return CURRENT.fits(corpus["source_bytes"]["validation"], corpus["documents"]["validation"])
 
 
-def read_run(place: Path) -> Run:
+def read_submitted(place: Path) -> Run:
     """Return the run in a folder; `UserError` unless its recipe and artifact are those of its result."""
     folder = place if place.is_dir() else place.parent
     path = folder / RESULT

@@ -25,7 +25,7 @@ from caddie.submit.against import JSON, compare_with
 from caddie.submit.contest_log import after_scoring, after_training, before_training, step_line
 from caddie.submit.readme import readme
 from caddie.submit.recheck import check_result, score_again
-from caddie.submit.runs import NON_RECORD, RECORD, Run, check_run, read_run
+from caddie.submit.runs import NON_RECORD, RECORD, Run, check_run, read_submitted
 
 _OPTIONAL = (
     *("triton", "flash_attn", "flash_attn_interface"),
@@ -58,7 +58,7 @@ def submit(
     check_new_folder(out)
     if not re.fullmatch(r"[A-Za-z0-9](-?[A-Za-z0-9]){0,38}", github_id):
         raise UserError(f"--github-id takes a name on GitHub, as octocat, not {github_id!r}")
-    runs = [read_run(run.place) for run in read_group(places)]
+    runs = [read_submitted(run.place) for run in read_group(places)]
     recipe = runs[0].recipe
     program = script(recipe.to_json())
     track = NON_RECORD if non_record or not all(run.on_contest_machine for run in runs) else RECORD

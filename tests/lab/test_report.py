@@ -21,10 +21,10 @@ from caddie.errors import UserError
 from caddie.lab.findings import findings
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines
 from caddie.lab.report import (
-    chance,
     duration,
     markdown,
     money,
+    p_value,
     page,
     signed,
     verdict_html,
@@ -883,7 +883,7 @@ def test_words_for_numbers() -> None:
         *("\u22120.0012", "+0.5000", "0.0000", "0.0000"),
         *("-", "-"),
     ]
-    assert [chance(value) for value in (0.0004, 0.0416, None)] == ["< 0.001", "0.042", "-"]
+    assert [p_value(value) for value in (0.0004, 0.0416, None)] == ["< 0.001", "0.042", "-"]
     assert [duration(value) for value in (9.96, 600.0, 7200.0)] == ["10.0 s", "10.0 min", "2.0 h"]
     assert [money(value) for value in (0.0, 0.01234, 1234.5)] == ["0.00", "0.012", "1,234.50"]
 

@@ -16,14 +16,14 @@ from caddie.pack.calibrate import TrainingText
 from caddie.pack.codecs import Brotli, Zlib
 from caddie.pack.coding import Packed
 from caddie.run import compare_packings as packing
-from caddie.run.compare_packings import WAYS, compare, summary
+from caddie.run.compare_packings import METHODS, compare, summary
 from caddie.run.run_folder import read_run
 
 
 def test_every_way_in_every_coding(tiny_run: Any, caddie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     codings = {"zlib -9": Packed(codec=Zlib()), "brotli -5": Packed(codec=Brotli(quality=5), shuffle=True)}
     monkeypatch.setattr(packing, "CODINGS", codings)
-    monkeypatch.setattr(packing, "WAYS", (WAYS[1], replace(WAYS[-2], fills="brotli -5")))
+    monkeypatch.setattr(packing, "METHODS", (METHODS[1], replace(METHODS[-2], fills="brotli -5")))
     before = sorted(path.name for path in tiny_run.folder.iterdir())
     ended = caddie("pack", tiny_run.folder, "--compare", "cap=4500", "cap=4000", "--json")
     assert ended.status == 0
@@ -69,7 +69,7 @@ def check_summary(facts: dict[str, Any]) -> None:
 @pytest.mark.long
 def test_no_text_is_left_to_measure_on(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "CODINGS", {"zlib -9": Packed(codec=Zlib())})
-    monkeypatch.setattr(packing, "WAYS", WAYS[:1])
+    monkeypatch.setattr(packing, "METHODS", METHODS[:1])
     told = json.loads((tiny_run.folder / "recipe.json").read_text())
     told["recipe"]["pack"]["calibration"] |= {"tokens": 100_000, "batch_tokens": 4096}
     (tmp_path / "recipe.json").write_text(json.dumps(told))

@@ -20,7 +20,7 @@ from caddie.submit import recheck
 from caddie.submit import runs as submitted
 from caddie.submit import submit as module
 from caddie.submit.recheck import check_result, score_again
-from caddie.submit.runs import read_run
+from caddie.submit.runs import read_submitted
 from caddie.submit.submit import submit
 
 Result = dict[str, Any]
@@ -137,7 +137,7 @@ def test_an_honest_run_is_scored_again_and_the_readme_says_how_far_off_that_was(
 
 def test_rounding_is_no_disagreement(run: Path) -> None:
     edit(run, lambda result: scale(result, 1 - 1e-6))
-    assert score_again(read_run(run)) == pytest.approx(5.3e-6, rel=0.1)
+    assert score_again(read_submitted(run)) == pytest.approx(5.3e-6, rel=0.1)
 
 
 @pytest.mark.parametrize("lacks", ["text", "gpu"])
@@ -156,7 +156,7 @@ def test_what_cannot_be_scored_again_is_submitted_and_says_so(lacks: str, run: P
 @pytest.mark.slow
 def test_the_new_scoring_is_by_a_process_of_its_own(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recheck, "score_in_new_process", score_in_new_process)
-    one = read_run(run)
+    one = read_submitted(run)
     check_result(one, load(run / "artifact.caddie"))
     off = score_again(one)
     assert off is not None

@@ -293,7 +293,7 @@ def test_an_unprobed_run_says_so(runs: list[Path]) -> None:
     ],
 )
 def test_any_base_is_named(base: str | None, said: str, runs: list[Path]) -> None:
-    run = submitted.read_run(runs[0])
+    run = submitted.read_submitted(runs[0])
     object.__setattr__(run, "recipe", run.recipe.but(base=base))
     assert said in _settings(run)
 
@@ -363,7 +363,7 @@ def test_a_record_that_does_not_compare_is_refused(against: str, said: str, runs
 
 
 def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
-    run = submitted.read_run(runs[0])
+    run = submitted.read_submitted(runs[0])
     object.__setattr__(run, "recipe", run.recipe.but({"pack.carry_source": True}))
     with pytest.raises(UserError, match=r"set pack\.carry_source=false"):
         submitted.check_run(run, submitted.NON_RECORD, 0)
