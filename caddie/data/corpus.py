@@ -166,6 +166,17 @@ class Corpus:
             leaked = f"{overlap:,} of {len(drawn):,} validation documents drawn from {self.folder}"
             raise UserError(f"{leaked} are training documents too, by hashes of {other}; a score means little")
 
+    def shows_hashed_tokens(self) -> bool:
+        """True if the training documents are known by their ids, and a training shard shows it.
+
+        What is said to be hashes of ids may be hashes of text, among which no held-out ids are ever found.
+        """
+        if self.manifest.hashed != "tokens" or not self.manifest.train.shards:
+            return False
+        shard, known = self.open(self.manifest.train.shards[0]), read_hashes(self.folder, "train")
+        first = split_documents([read(shard, 0, min(len(shard), 1 << 20))], self.manifest.tokenizer.bos)
+        return any(document_hash(ids.tobytes()) in known for ids in first)
+
     def _drawn(self) -> list[Tokens]:
         """Return the ids of some held-out documents, each with its BOS; nobody knows beforehand which."""
         tokens = self.validation_tokens()

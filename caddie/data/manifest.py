@@ -114,6 +114,11 @@ class Manifest:
     validation_fraction: float | None = None
     """Fraction of the documents held out by hash; None if the split came with the shards."""
 
+    @property
+    def training_set(self) -> str:
+        """What an artifact states of the training documents: the hash of their set, after `tokens:` if it is of ids."""
+        return "tokens:" * (self.hashed == "tokens") + self.train.document_set_sha256
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the corpus in a folder; `UserError` if it holds none that can be read."""

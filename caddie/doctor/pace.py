@@ -31,6 +31,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.tables import one_line
 from caddie.run.cap import cap_of_recipe
 from caddie.run.result import device_name
+from caddie.runtime.child_process import child_environment
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.interrupt import SIGKILL
 from caddie.runtime.memory import peak_bytes
@@ -85,7 +86,9 @@ def measured(
     job = json.dumps([name, list(settings), list(map(str, parts)), processes])
     command = [sys.executable, "-c", "from caddie.doctor import pace; pace.main()", job]
     deadline, pipe, nothing = time.monotonic() + LONGEST_SECONDS, subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdin=nothing, stdout=pipe, stderr=pipe, start_new_session=True, env=child_environment()
+    ) as process:
         try:
             while time.monotonic() <= deadline:
                 with suppress(subprocess.TimeoutExpired):

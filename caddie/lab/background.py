@@ -6,7 +6,6 @@ machine ends, the file stays and names a process that is gone: the study is stop
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from caddie.report.read import known_number, read_object
 from caddie.report.run_files import DRIVER
 from caddie.report.tables import duration
 from caddie.run.run_lock import Holder, this_process
+from caddie.runtime.child_process import child_environment
 
 NICE = 10
 """Niceness of a background study: other work of the machine goes first."""
@@ -110,7 +110,7 @@ def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**threads, **os.environ},
+            env=threads | child_environment(),
         )
     done, failed, left = (before.done, before.failed, before.seconds_left) if before else (0, 0, None)
     begun = StudyState(study, str(results.resolve()), done, failed, total, left, this_process(process.pid))

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from caddie.errors import UserError
 from caddie.report.run_files import OUTPUT
+from caddie.runtime.child_process import child_environment
 from caddie.runtime.interrupt import SIGKILL
 
 GRACE_SECONDS = 20.0
@@ -115,7 +116,7 @@ def start(
 
     It ends when the process that started it does; in a session of its own, Ctrl-C reaches it only through that one.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, threads // max(1, gpus))), **variables}
+    environment = {**child_environment(), "OMP_NUM_THREADS": str(max(1, threads // max(1, gpus))), **variables}
     with (job.parent / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
             [*command(job, gpus), "--with-parent"],

@@ -58,7 +58,7 @@ class Manifest(Config):
     tokenizer_sha256: str
     """Hash of the tokenizer."""
     train_documents_sha256: str
-    """Hash of the set of training documents."""
+    """Hash of the set of training documents, after `tokens:` if they are known by their ids."""
     validation_fraction: float | None
     """Part of the documents held out by hash, which fixes the split; none where it came with the data."""
 

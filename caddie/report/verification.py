@@ -12,9 +12,9 @@ OUTCOMES: Mapping[bool | None, str] = {True: "pass", False: "FAIL", None: "incon
 
 
 def passed(outcomes: Iterable[object]) -> bool | None:
-    """Return False if any outcome is False, else None if any is no boolean (undecided or missing), else True."""
+    """Return False if any outcome is False, None if any is no boolean or there are none, else True."""
     found = {outcome if isinstance(outcome, bool) else None for outcome in outcomes}
-    return False if False in found else None if None in found else True
+    return False if False in found else True if found == {True} else None
 
 
 def verified(result: Mapping[str, Any]) -> str | None:

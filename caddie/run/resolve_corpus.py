@@ -138,7 +138,9 @@ def open_for_scoring(
                 f"{corpus.folder} was tokenized by another tokenizer than the artifact's; "
                 f"make one with: caddie data TEXT --tokenizer {artifact.path} --against CORPUS --out DIR"
             )
-        if corpus.manifest.train.document_set_sha256 != manifest.train_documents_sha256:
+        stated, known = manifest.train_documents_sha256, corpus.manifest
+        unstated = stated == known.train.document_set_sha256 and corpus.shows_hashed_tokens()  # of an earlier version
+        if stated != known.training_set and not unstated:
             own = pick(read_json(artifact.path.parent / RECIPE), "corpus")
             named = f"score on the run's own, --data {shlex.quote(own)}, or " if isinstance(own, str) else ""
             raise UserError(

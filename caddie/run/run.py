@@ -33,6 +33,7 @@ from caddie.run.resolve_corpus import check_source, describe, open_corpus
 from caddie.run.result import describe_run, describe_scores, write_result
 from caddie.run.run_folder import begin_run, hold_folder, load_packed, run_folder
 from caddie.run.stages import calibrate_recipe, held_out_text, metadata_without_source, score_trained, training_data
+from caddie.runtime.child_process import child_environment
 from caddie.runtime.distributed import SHARES_CORES, Ranks, local_device
 from caddie.runtime.interrupt import SIGKILL
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
@@ -205,7 +206,7 @@ def score_artifact(
         scores, audit = score_audited(artifact, text, chosen, scorer, progress, ranks, audit_seconds)
         notes.append(audit.evidence)
         audited = audit.decided
-        if is_readable(corpus.manifest.source):
+        if is_readable(corpus):
             audited = False
             notes.append("The scorer can read this text in its sandbox, so the score says nothing; name another text.")
     corpus.check_unchanged()
@@ -258,14 +259,14 @@ def score_in_new_process(
     hidden = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC"]  # that process starts others of its own, if any
     if SHARES_CORES in os.environ:  # and has all cores for itself
         hidden += [SHARES_CORES, "OMP_NUM_THREADS"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(tuple(hidden))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(tuple(hidden))}
     command = [sys.executable, "-m", "caddie", "score", str(artifact), "--data", str(corpus)]
     command += [word for path in parts for word in ("--parts", str(path))]
     command += ["--documents", str(documents)] if documents is not None else []
     with (
         subprocess.Popen(
             [*command, "--gpus", str(gpus), "--events", "--json"],
-            env=environment,
+            env=child_environment(kept),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -75,7 +75,7 @@ def metadata_without_source(recipe: Recipe, seed: int, corpus: Corpus) -> Metada
         parameters=recipe.parameters,
         tokenizer=tokenizer.kind,
         tokenizer_sha256=tokenizer.sha256,
-        train_documents_sha256=corpus.manifest.train.document_set_sha256,
+        train_documents_sha256=corpus.manifest.training_set,
         validation_fraction=corpus.manifest.validation_fraction,
     )
     return Metadata(recipe.model, tokenizer, recipe.score, manifest)

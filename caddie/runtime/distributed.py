@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from caddie.errors import UserError
+from caddie.runtime.child_process import child_environment
 
 SHARES_CORES = "CADDIE_SHARES_CORES"
 """Set if `OMP_NUM_THREADS` is a process's share, made by `launch`, and not the user's setting."""
@@ -331,7 +332,7 @@ def launch(world: int, arguments: Sequence[str]) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = dict(os.environ)
+    shared = child_environment()
     if "OMP_NUM_THREADS" not in shared:
         shared |= {"OMP_NUM_THREADS": str(max(1, len(allowed_cores()) // world)), SHARES_CORES: "1"}
     shared.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, min(32, len(allowed_cores()) // world))))

@@ -22,6 +22,7 @@ from caddie.files import reason
 from caddie.report.charts import is_finite
 from caddie.report.read import parse_events, parse_finite, pick, read_json, read_result
 from caddie.report.run_files import LOG, RECIPE, RESULT
+from caddie.runtime.child_process import child_environment
 from caddie.runtime.progress import Event, Progress
 
 PROJECT = "caddie"
@@ -187,7 +188,13 @@ def tracked(kind: str | None, folder: Path, progress: Progress) -> Iterator[None
         try:
             said = stack.enter_context(TemporaryFile("w+", encoding="utf-8", errors="replace"))
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+                env=child_environment(),
+                start_new_session=True,
             )  # a session of its own, so that Ctrl-C is for the run alone
         except OSError as error:
             progress.note(f"{kind}: {reason(error)}; the run goes on without it")

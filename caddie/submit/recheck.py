@@ -8,7 +8,7 @@ from typing import Any
 
 from caddie.config import show
 from caddie.errors import UserError
-from caddie.pack.artifact import Artifact
+from caddie.pack.artifact import Artifact, load
 from caddie.report.read import file_scores, pick, read_steps
 from caddie.report.run_files import ARTIFACT, LOG, RECIPE, RESULT
 from caddie.report.units import bits_per_byte, nats_per_byte, nats_per_token
@@ -18,6 +18,7 @@ from caddie.run.run import score_in_new_process
 from caddie.runtime.distributed import local_device
 from caddie.runtime.progress import SILENT, Progress
 from caddie.submit.runs import Run
+from caddie.verify import verify
 
 ROUNDING = 1e-4
 """Bits per byte by which a new score may differ: other threads, kernels and GPUs round otherwise. A thirtieth of what
@@ -31,6 +32,7 @@ def check_result(run: Run, artifact: Artifact) -> None:
     if not ends:
         raise UserError(f"{run.folder / LOG} does not tell the end of training; run the recipe again")
     hashes = {name: getattr(manifest, f"{name}_sha256") for name in ("recipe", "tokenizer", "train_documents")}
+    hashes["train_documents"] = hashes["train_documents"].rpartition(":")[2]  # without the kind of what was hashed
     no_parts = dict.fromkeys(result["ledger"]["parts"])
     in_file = {
         "artifact_bytes": artifact.file_bytes,
@@ -66,7 +68,7 @@ def score_again(run: Run, progress: Progress = SILENT) -> float | None:
     """Score a run's artifact in a new process; return how far that is from its result, in bits per byte.
 
     None where the text is gone, or where a run of a GPU would be scored without one, which may take days. Raises
-    `UserError` unless the scores are those of the result.
+    `UserError` unless the scores are those of the result, and if the artifact does not pass verification.
     """
     if run.corpus is None or (local_device().type == "cpu" and not run.result["device"].startswith("cpu")):
         return None
@@ -75,6 +77,10 @@ def score_again(run: Run, progress: Progress = SILENT) -> float | None:
     kinds = file_scores(run.result)
     found = {f"quantized_{kind}": fresh[kind] and _without_time(fresh[kind]) for kind in kinds}
     _compare(run, "a new scoring", {"scores": found, "bits_per_byte": fresh["bits_per_byte"]}, ROUNDING)
+    progress.note(f"verifying {run.folder / ARTIFACT} again")
+    verdict = verify(load(run.folder / ARTIFACT), run.result["cap_bytes"], corpus=run.corpus, progress=progress)
+    if wrong := [check for check in verdict.checks if check.passed is False]:
+        raise UserError(f"{run.folder} does not pass verification: {wrong[0].name}: {wrong[0].evidence}")
     return max(abs(float(score["bits_per_byte"] - fresh[kind]["bits_per_byte"])) for kind, score in kinds.items())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from caddie.data.corpus import Corpus
 from caddie.data.documents import LIBRARY_TEXT
 from caddie.data.tokenizers import Ids
 from caddie.errors import CheckFailed
@@ -93,9 +95,14 @@ def score_audited(
     return scores, Audit(isolated and passed is not None, f"{said} {isolation}")
 
 
-def is_readable(source: str) -> bool:
-    """Return True if the sandbox holds a corpus's text, by its `source`: Python's library, or a package's files."""
-    return source.startswith(LIBRARY_TEXT) or any(map(Path(source).is_relative_to, runtime_paths()))
+def is_readable(corpus: Corpus) -> bool:
+    """Return True if the sandbox holds a corpus or its text: Python's library, a package's files, files beside them."""
+    source, held_out = corpus.manifest.source, corpus.manifest.validation
+    files = [corpus.folder / shard.file for shard in (*held_out.shards, *held_out.byte_counts)]
+    places = [*files, corpus.folder, *([Path(source)] if os.path.isabs(source) else [])]
+    real = [Path(os.path.realpath(place)) for place in places]
+    readable = [os.path.realpath(path) for path in runtime_paths()]
+    return source.startswith(LIBRARY_TEXT) or any(place.is_relative_to(path) for place in real for path in readable)
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:

@@ -204,8 +204,13 @@ def _environment() -> dict[str, str]:
 
 
 def _package_folders() -> list[str]:
-    """Return the folders of `sys.path` in which packages are installed; a checkout or the working folder is none."""
+    """Return the folders of `sys.path` in which packages are installed.
+
+    A checkout is none, nor is the working folder, whatever lies there, unless packages were really loaded from it.
+    """
+    loaded, working = Path(psutil.__file__).absolute().parents[1], Path.cwd()
     folders = [Path(entry).absolute() for entry in sys.path if entry]
+    folders = [folder for folder in folders if folder == loaded or folder != working]
     kinds = ("*.dist-info", "torch", "numpy")
     return [str(folder) for folder in folders if any(next(folder.glob(kind), None) for kind in kinds)]
 

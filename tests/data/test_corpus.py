@@ -281,3 +281,17 @@ def test_a_document_that_its_tokens_change_into_a_training_document_is_none(
     train = replace(found.manifest.train, document_set_sha256=set_sha256([document_hash(b"whole")]))
     monkeypatch.setattr(ByteTokenizer, "decode", lambda self, ids: bytes(ids.tolist()).lower())
     Corpus(tmp_path, replace(found.manifest, train=train)).check_disjoint()
+
+
+def test_hashes_of_ids_show_it_by_a_training_shard(tmp_path: Path) -> None:
+    """A stranger's corpus may say so of hashes of text, among which no held-out ids are found."""
+    stream = of_stream(tmp_path)
+    assert not stream.shows_hashed_tokens(), "it has no training shard"
+    assert stream.manifest.training_set == f"tokens:{set_sha256([])}"
+    shard = write_tokens(tmp_path, "train_000000.bin", STREAM)
+    hashes = [document_hash(run.tobytes()) for run in split_documents([STREAM], BOS)]
+    train = replace(stream.manifest.train, shards=(shard,), document_set_sha256=set_sha256(hashes))
+    for kind, found in (("ids", hashes), ("text", [document_hash(b"a text")])):
+        write_hashes(tmp_path, found, [])
+        assert Corpus(tmp_path, replace(stream.manifest, train=train)).shows_hashed_tokens() == (kind == "ids")
+    assert not Corpus(tmp_path, replace(stream.manifest, train=train, hashed="documents")).shows_hashed_tokens()

@@ -48,7 +48,7 @@ def test_what_several_outcomes_are_together() -> None:
     assert passed([True, True]) is True
     assert passed([True, None]) is None
     assert passed([None, True, False]) is False
-    assert passed([]) is True
+    assert passed([]) is None, "nothing was looked at"
     assert passed([True, []]) is None, "of an edited file"
 
 

@@ -36,14 +36,16 @@ from caddie.config import assignments
 from caddie.data.corpus import Corpus
 from caddie.data.shards import write_shard
 from caddie.data.tokenizers import SentencePieceTokenizer
-from caddie.errors import CheckFailed
+from caddie.errors import CheckFailed, UserError
 from caddie.inference.sample import sample
+from caddie.pack.artifact import load
 from caddie.pack.codecs import Zlib
 from caddie.report.display import Display
 from caddie.report.documents import read_documents, run_documents
 from caddie.run import run as line
 from caddie.run import stages
 from caddie.run.policy import apply_policies
+from caddie.run.resolve_corpus import open_for_scoring
 from caddie.run.run_folder import check_folder
 from caddie.runtime.distributed import SHARES_CORES, Ranks
 
@@ -385,6 +387,20 @@ printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$L
         line.score_in_new_process(Path("a.caddie"), Path("--fail"))
     asked = line.score_in_new_process(Path("a.caddie"), Path("c"), documents=Path("d.csv"))["asked"]
     assert asked == command.replace("--gpus", "--documents d.csv --gpus")
+
+
+def test_hashes_of_another_kind_prove_nothing(tiny_run: Any, tmp_path: Path) -> None:
+    """Among hashes of text no held-out ids are found, were they those of the training documents themselves."""
+    artifact, own = load(tiny_run.artifact), Corpus.load(tiny_run.corpus)
+    shutil.copytree(tiny_run.corpus, tmp_path / "other")
+    path = tmp_path / "other" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest |= {"hashed": "tokens", "byte_source": "tokens"}
+    manifest["train"]["shards"] = []
+    path.write_text(json.dumps(manifest))
+    assert artifact.manifest.train_documents_sha256 == own.manifest.training_set
+    with pytest.raises(UserError, match="may have been trained on this text"):
+        open_for_scoring(artifact, tmp_path / "other")
 
 
 def test_a_run_keeps_the_bits_of_each_held_out_document(tiny_run: Any, tmp_path: Path, caddie: Any) -> None:

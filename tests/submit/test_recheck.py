@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import fresh
+from conftest import fresh, probe_nothing
 
 from caddie.errors import UserError
 from caddie.pack.artifact import load
@@ -22,6 +22,8 @@ from caddie.submit import submit as module
 from caddie.submit.recheck import check_result, score_again
 from caddie.submit.runs import read_submitted
 from caddie.submit.submit import submit
+from caddie.verify import Verdict
+from caddie.verify.probes import Check
 
 Result = dict[str, Any]
 
@@ -34,6 +36,7 @@ def run(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(submitted, "describe_source", lambda recipe: source)
     monkeypatch.setattr(module, "source_needed", lambda roots: SimpleNamespace(libraries=("numpy", "torch")))
     monkeypatch.setattr(recheck, "score_in_new_process", fresh)
+    probe_nothing(monkeypatch)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_run.folder, "run")
     return Path("run")
@@ -126,6 +129,7 @@ def test_an_honest_run_is_scored_again_and_the_readme_says_how_far_off_that_was(
     ended = caddie("submit", run, "--out", "out", "--author", "Ada", "--github-id", "ada")
     assert ended.status == 0, ended.err
     assert "scoring run/artifact.caddie again" in ended.err
+    assert "verifying run/artifact.caddie again" in ended.err
     track, lacking = ended.out.splitlines()[-2:]
     assert track == "track non-record-unlimited-compute-16mb, because it was not run on eight H100"
     assert lacking == "for a record it lacks: three seeds, a score on the contest's validation set"
@@ -133,6 +137,15 @@ def test_an_honest_run_is_scored_again_and_the_readme_says_how_far_off_that_was(
     assert "- Scored again from the artifact, in a new process: seeds 1337, at most " in page
     assert "Not scored again" not in page
     assert json.loads(Path("out/submission.json").read_text())["compliance"]["scored_again"] is True
+
+
+def test_what_fails_a_new_verification_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of checks is the run's own word."""
+    failed = Verdict(checks=(Check("file is intact", True, ""), Check("no look-ahead", False, "it looked")))
+    monkeypatch.setattr(recheck, "verify", lambda *given, **named: failed)
+    with pytest.raises(UserError, match="run does not pass verification: no look-ahead: it looked"):
+        submit([run], Path("out"), author="Ada", github_id="ada")
+    assert not Path("out").exists()
 
 
 def test_rounding_is_no_disagreement(run: Path) -> None:

@@ -30,6 +30,7 @@ from caddie.submit.contest_log import after_training
 from caddie.submit.logs import parse_log
 from caddie.submit.readme import _settings
 from caddie.submit.submit import submit
+from caddie.verify import Verdict
 
 Call = Callable[..., Any]
 NAMES = ("--author", "Ada", "--github-id", "ada", "--quiet")
@@ -52,6 +53,7 @@ def runs(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     monkeypatch.setattr(module, "source_needed", lambda roots: SimpleNamespace(libraries=("numpy", "torch", "triton")))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(recheck, "score_in_new_process", stated)
+    monkeypatch.setattr(recheck, "verify", lambda *given, **named: Verdict(checks=()))
     for seed, score in SCORES.items():
         folder = Path(f"run{seed}")
         shutil.copytree(tiny_run.folder, folder)
@@ -121,7 +123,7 @@ def edit(folder: Path, changes: dict[str, Any]) -> None:
 
 def test_a_folder_holds_what_the_contest_takes(runs: list[Path], tiny_run: Any, caddie: Call) -> None:
     ended = caddie("submit", *runs, "--out", "new/submission", *NAMES[:-1], "--name", "Small | tall", "--json")
-    doing = [f"scoring run{seed}/artifact.caddie again" for seed in (7, 42, 1337)]
+    doing = [f"{what} run{seed}/artifact.caddie again" for seed in (7, 42, 1337) for what in ("scoring", "verifying")]
     assert (ended.status, ended.err.splitlines()) == (0, ["submit", *doing]), "it shows what it does"
     out, printed = Path("new/submission"), tiny_run.printed
     logs = {f"train_seed{seed}.log" for seed in SCORES}

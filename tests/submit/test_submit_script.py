@@ -310,5 +310,5 @@ def test_shards_of_the_contest_are_described_as_caddie_data_describes_them(
     for split in ("train", "validation"):
         assert theirs[split]["document_set_sha256"] == ours[split]["document_set_sha256"]
     manifest = metadata_without_source(recipe, 1, found).manifest
-    assert manifest.train_documents_sha256 == ours["train"]["document_set_sha256"]
+    assert manifest.train_documents_sha256 == f"tokens:{ours['train']['document_set_sha256']}"
     assert manifest.tokenizer_sha256 == ours["tokenizer"]["sha256"]

@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -676,3 +677,14 @@ def test_pytorch_finds_no_library_there_that_needs_a_folder_to_write_to() -> Non
     program = "import sys, torch.utils.data; print(sys.modules['dill'])"
     ended = run_in_sandbox(["-c", program], memory_bytes=4 << 30, seconds=60)
     assert (ended.stdout, ended.returncode) == (b"None\n", 0), ended.stderr
+
+
+def test_the_working_folder_holds_no_packages_whatever_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) not in module._package_folders()
+    monkeypatch.setattr(psutil, "__file__", str(tmp_path / "psutil" / "__init__.py"))
+    assert str(tmp_path) in module._package_folders()

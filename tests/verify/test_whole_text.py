@@ -14,6 +14,7 @@ import pytest
 import torch
 from waiting_scorer import WAITS
 
+from caddie.data.corpus import Corpus
 from caddie.data.documents import find
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
@@ -405,8 +406,16 @@ def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
     assert readable["notes"][-1].startswith("The scorer can read this text in its sandbox")
 
 
-def test_texts_that_the_sandbox_holds_are_known() -> None:
-    assert is_readable(find(None).description)
-    assert is_readable(torch.__file__)
-    assert not is_readable("/texts/web.jsonl.xz")
-    assert not is_readable("owner/name at 0123abc, train")
+def test_texts_that_the_sandbox_holds_are_known(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = Corpus.load(tiny_run.corpus)
+
+    def of(source: str) -> Corpus:
+        return Corpus(corpus.folder, replace(corpus.manifest, source=source))
+
+    assert is_readable(of(find(None).description))
+    assert is_readable(of(torch.__file__))
+    assert not is_readable(of("/texts/web.jsonl.xz"))
+    assert not is_readable(of("owner/name at 0123abc, train"))
+    (tmp_path / "link").symlink_to(tiny_run.corpus)
+    monkeypatch.setattr("caddie.verify.audited_score.runtime_paths", lambda: (str(tiny_run.corpus),))
+    assert is_readable(Corpus(tmp_path / "link", replace(corpus.manifest, source="/texts/web.jsonl.xz")))
