@@ -213,7 +213,7 @@ def test_a_text_that_no_tokens_spell_is_not_scored(folder: Path, tmp_path: Path)
     text = tmp_path / "text.jsonl"
     said = (f"The cat sat on the mat, {number} times: 数学 naïve." for number in range(200))
     text.write_text("".join(json.dumps({"text": one}) + "\n" for one in said))
-    told = {"llama": None, "gpt2": None, "unigram": "no tokens spell 22 characters of the held-out text, such as"}
+    told = {"llama": None, "gpt2": None, "unigram": "held-out tokens stand for text that they do not spell"}
     for name, message in told.items():
         data = (folder / f"{name}.json").read_bytes()
         size = HuggingFaceTokenizer(data).vocabulary
@@ -224,6 +224,23 @@ def test_a_text_that_no_tokens_spell_is_not_scored(folder: Path, tmp_path: Path)
         corpus = corpora.open_corpus(recipe, str(text), folder=tmp_path / name)
         with pytest.raises(UserError, match=message) if message else nullcontext():
             held_out_text(corpus)
+
+
+def test_an_unknown_token_spells_nothing(folder: Path) -> None:
+    """A model may have every character, and still make one unknown token of a word that it calls too long."""
+    data = json.loads((folder / "bert.json").read_bytes())
+    data["model"]["max_input_chars_per_word"] = 1
+    bert = HuggingFaceTokenizer(json.dumps(data).encode())
+    assert [bert.token_bytes[one] for one in bert.encode(b"the").tolist()] == [b""]
+
+
+def test_a_begin_that_a_normalizer_makes_is_refused(folder: Path) -> None:
+    data = json.loads((folder / "unigram.json").read_bytes())
+    data["normalizer"] = {"type": "Replace", "pattern": {"String": "<S>"}, "content": "<s>"}
+    unigram = HuggingFaceTokenizer(json.dumps(data).encode())
+    assert unigram.bos not in unigram.encode(b"the<s>")
+    with pytest.raises(UserError, match="makes <s> of text; name another token by bos="):
+        unigram.encode(b"the<S>")
 
 
 def test_files_say_which_vocabulary_to_set(folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,18 @@ class HuggingFaceTokenizer(TextTokenizer):
         pieces = {
             index: token.encode() if token in added else _piece(token, decoders) for token, index in vocabulary.items()
         }
-        self._set_pieces({**pieces, self.bos: b""}, "this tokenizer.json has")
+        unknown = _unknown(value["model"], vocabulary)  # stands for text that it does not spell
+        self._set_pieces({**pieces, **dict.fromkeys(unknown, b""), self.bos: b""}, "this tokenizer.json has")
         # If a model takes text that spells BOS for BOS, the text is cut inside that spelling.
         self._cut = re.compile(f"(?<={re.escape(begin[:1])})(?={re.escape(begin[1:])})")
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
         encoded = self._encoded(texts)
         for place, text in enumerate(texts):
-            if self._begin in text and self.bos in encoded[place]:
+            if self.bos in encoded[place]:
                 encoded[place] = np.concatenate(self._encoded(self._cut.split(text)))
+                if self.bos in encoded[place]:
+                    raise UserError(f"this tokenizer.json makes {self._begin} of text; name another token by bos=")
         return encoded
 
     def _encoded(self, texts: list[str]) -> list[Ids]:
@@ -75,6 +78,12 @@ class HuggingFaceTokenizer(TextTokenizer):
     def serialize(self) -> bytes:
         """Return the file as compact JSON, with `bos_token`."""
         return json.dumps({**self._value, "bos_token": self._begin}, separators=(",", ":")).encode()
+
+
+def _unknown(model: Any, vocabulary: Mapping[str, int]) -> list[int]:
+    """Return the id of the unknown token, if the model has one."""
+    found = vocabulary.get(model.get("unk_token") or "", model.get("unk_id"))
+    return [] if found is None else [found]
 
 
 def _decoders(decoder: Any) -> Iterator[Any]:
