@@ -43,12 +43,11 @@ ENVIRONMENT = {
     ("data.hub", "hub_library"),
     ("verify.sandbox", "_environment"),
     ("lab.executors", "Local"),
-    ("lab.background", "begin"),
-    ("lab.executors", "start"),
+    ("runtime.child_process", "child_environment"),
     ("pack.coding.process_pool", "ProcessPool"),
     ("doctor.host", "environment"),
 }
-"""Functions outside `distributed` that touch the environment: six hand it on to a child process, one keeps a library
+"""Functions outside `distributed` that touch the environment: five hand it on to a child process, one keeps a library
 from writing into the home folder and puts everything back, one is looked at by the doctor and decides nothing."""
 
 FILE_LINES = 450

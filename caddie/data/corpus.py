@@ -21,14 +21,16 @@ from caddie.data.shards import Tokens, open_shard, read, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.data.tokenizers.tokenizer import byte_ids
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import open_regular, reason, regular_bytes, replacing
 
 DOCUMENTS = "documents.npz"
 VALIDATION_TEXT = "validation.jsonl.zst"
 HASH_BYTES = 16
 FileState = tuple[str, int, int]
-_MOST_STATED = 1.005
+_MOST_STATED = 1.0005
 """Most bytes that side-cars may state per byte that the tokens decode to; the contest's tokenizers need 1.0003."""
+_TOKEN_BYTES = 4096
+"""Most bytes of held-out text per token, on average."""
 _DRAWN = 256
 """Held-out documents, drawn at random, whose hashes of the other kind are looked up among the training documents'."""
 
@@ -52,9 +54,9 @@ class Corpus:
         """Return the tokenizer; `UserError` if it is not the one of the manifest."""
         entry, path = self.manifest.tokenizer, self.folder / self.manifest.tokenizer.file
         try:
-            data = path.read_bytes()
+            data = regular_bytes(path)
         except OSError as error:
-            raise UserError(f"{path}: cannot read the tokenizer ({error.strerror}); prepare the data again") from None
+            raise UserError(f"{path}: cannot read the tokenizer ({reason(error)}); prepare the data again") from None
         tokenizer = deserialize(entry.kind, data)
         if (tokenizer.sha256, tokenizer.bos, tokenizer.vocabulary) != (entry.sha256, entry.bos, entry.vocabulary):
             raise UserError(f"{path}: not the tokenizer of the manifest; prepare the data again")
@@ -78,9 +80,14 @@ class Corpus:
         """Return the bytes of the validation documents; `UserError` without text, or if the file has changed."""
         if self.manifest.byte_source != "documents":
             raise UserError(f"the corpus in {self.folder} was made from token shards and has no text")
-        documents = list(sources.find(self.folder / VALIDATION_TEXT).documents(whole=True))
-        if len(documents) != self.manifest.validation.documents:
-            raise UserError(f"{self.folder / VALIDATION_TEXT}: not the text of the manifest; prepare the data again")
+        split, path, documents = self.manifest.validation, self.folder / VALIDATION_TEXT, list[bytes]()
+        left = min(split.source_bytes, _TOKEN_BYTES * split.tokens)  # a stranger's file may unpack to any size
+        for document in sources.find(path).documents(whole=True):
+            documents.append(document)
+            if (left := left - len(document)) < 0:
+                break
+        if len(documents) != split.documents or left < 0:
+            raise UserError(f"{path}: not the text of the manifest; prepare the data again")
         return documents
 
     def document_bytes(self, tokens: Tokens) -> npt.NDArray[np.int64]:
@@ -313,7 +320,7 @@ def read_hashes(folder: Path, split: SplitName) -> set[bytes]:
     """Return the document hashes of a split; `UserError` if they cannot be read."""
     path = folder / DOCUMENTS
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with os.fdopen(open_regular(path), "rb") as file, np.load(file, allow_pickle=False) as arrays:
             data = arrays[split].tobytes()
     except Exception as error:  # of many kinds, by NumPy, zipfile and tokenize, for a damaged file
         raise UserError(f"{path}: cannot read the document hashes ({error}); prepare the data again") from None

@@ -228,11 +228,11 @@ class _ZstdReader(io.RawIOBase):
     """Reads a .zst file; unlike zstandard's own reader, it raises `EOFError` for a truncated one."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.pieces, self.ready = file, self._pieces(), b""
+        self.file, self.pieces, self.ready = file, self._pieces(), memoryview(b"")
 
     def _pieces(self) -> Iterator[bytes]:
         frame = None
-        while coded := self.file.read(1 << 16):
+        while coded := self.file.read(1 << 12):  # which may unpack to 32,768 times as much
             while coded:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(coded)
@@ -244,7 +244,7 @@ class _ZstdReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self.ready = self.ready or next(filter(None, self.pieces), b"")
+        self.ready = self.ready or memoryview(next(filter(None, self.pieces), b""))
         count = min(len(buffer), len(self.ready))
         buffer[:count], self.ready = self.ready[:count], self.ready[count:]
         return count
@@ -254,6 +254,8 @@ class _ZstdReader(io.RawIOBase):
         super().close()
 
 
+LONGEST_LINE = 1 << 28
+"""Most bytes of a line of JSON."""
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
 
 
@@ -300,7 +302,9 @@ def _json_lines(path: Path, named: str | None) -> Iterator[bytes]:
     number, key = 0, named or "text"
     try:
         with _open(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+                if len(line) > LONGEST_LINE:
+                    raise UserError(f"{path}:{number}: a line of more than {LONGEST_LINE:,} bytes; cut its text")
                 if line.strip() and (text := _json_text(line, key, f"{path}:{number}")):
                     yield text
     except UNREADABLE as error:

@@ -12,6 +12,7 @@ from caddie.config import Range, coerce
 from caddie.data.hub import Origin
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError
+from caddie.files import reason, regular_bytes
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -124,11 +125,11 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the corpus in a folder; `UserError` if it holds none that can be read."""
     path, again = folder / MANIFEST, "prepare the data again"
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(regular_bytes(path).decode())
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no corpus in {folder}; make one with: caddie data PATH --out {folder}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); {again}") from None
+        raise UserError(f"{path}: cannot be read ({reason(error)}); {again}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); {again}") from None
     if not isinstance(value, dict):

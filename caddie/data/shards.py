@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import open_regular, replacing
 
 Tokens = npt.NDArray[np.uint16]
 
@@ -35,7 +35,7 @@ def write_shard(path: Path, tokens: Tokens) -> None:
 def open_shard(path: Path) -> Tokens:
     """Return the tokens of a shard, memory-mapped and read-only; `UserError` if the file is not a complete shard."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             header = file.read(HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:

@@ -26,10 +26,13 @@ from caddie.errors import UserError
 from caddie.inference.range_coder import Decoder, Encoder, Logits
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
+from caddie.pack.compress import Pack
 from caddie.report.units import whole_bytes
+from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Layout, Scorer, Scoring, ScoringBatch, Step, Stream, Text, same_shape_batches, score
 from caddie.score.windows import check_windows
+from caddie.train.stage_memory import check_stages
 
 Tokens = npt.NDArray[np.uint16]
 Symbols = npt.NDArray[np.int64]
@@ -69,7 +72,7 @@ def compress(
     """
     text = b"".join(documents)
     chosen = scoring or artifact.scoring
-    scorer = _scorer(artifact, chosen)
+    scorer = _scorer(artifact, chosen, len(text))
     ids = [exact_ids(artifact.tokenizer, document) for document in documents if document]
     mode = _DOCUMENTS if len(ids) > 1 else _FILE
     parts = _streams(ids, artifact.tokenizer.bos, streams or (1 if scorer.in_order else None), scorer.per_document)
@@ -188,7 +191,7 @@ def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) ->
     begins = np.cumsum([0, *lengths], dtype=np.int64)
     tokens[begins[:-1]] = bos
 
-    _code(_scorer(artifact, scoring), tokens, lengths, lambda logits, _: decoder.decode(logits), progress)
+    _code(_scorer(artifact, scoring, len(tokens)), tokens, lengths, lambda logits, _: decoder.decode(logits), progress)
     if mode == _FILE:
         return artifact.tokenizer.decode(np.delete(tokens, begins[:-1]))
     cuts = np.append(np.flatnonzero(tokens == bos), len(tokens))
@@ -203,9 +206,10 @@ def _read_header(body: BytesIO) -> tuple[list[int], bytes]:
     return lengths, _read(body, _read_number(body))
 
 
-def _scorer(artifact: Artifact, scoring: Scoring) -> Scorer:
-    """Return the scorer in float64, in which machines agree to about 1e-13; `UserError` for windows that do not fit."""
+def _scorer(artifact: Artifact, scoring: Scoring, tokens: int) -> Scorer:
+    """Return the scorer in float64, in which machines agree to about 1e-13; `UserError` for what does not fit."""
     check_windows(scoring.sequence_length, scoring.stride)
+    check_stages(artifact.model.config, Pack(), scoring, tokens, Ranks(), {"scoring": 1})
     model = copy.deepcopy(artifact.model).double().cpu()
     return scoring.but(precision="float64").scorer(model, artifact.tokenizer.bos)
 

@@ -20,6 +20,7 @@ from caddie.errors import UserError
 from caddie.files import open_regular, regular_bytes
 from caddie.report.charts import is_finite
 from caddie.report.run_files import RESULT
+from caddie.report.units import bits_per_byte
 from caddie.runtime.cpu_share import BUSY_SHARE
 
 VERSION = 1
@@ -51,6 +52,14 @@ def file_scores(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def final_score(result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return kind and score of the file that are the run's."""
     return [*file_scores(result).items()][-1]
+
+
+def check_score(path: Path, result: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the bits per byte of the result at `path` are not those of its own sums."""
+    score, stated = final_score(result)[1], result["bits_per_byte"]
+    found = bits_per_byte(score["nats"], score["source_bytes"])
+    if not math.isclose(found, stated, rel_tol=1e-9):
+        raise UserError(f"{path} states {stated:.4f} bits per byte, and its sums come to {found:.4f}; run it again")
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from caddie.config.userfile import read_stated
 from caddie.data.hub import ABSENT, hub_library
 from caddie.errors import UserError
-from caddie.report.read import result_errors
+from caddie.files import reason
+from caddie.report.read import check_score, pick, read_regular, result_errors
 from caddie.report.run_files import ARTIFACT, PARTS, RECIPE, REPORT, RESULT
 from caddie.run.run_folder import read_finished
 from caddie.share.card import card_data, card_text
 from caddie.share.pull import split_place
 
 CARD = "README.md"
+_MOST_BYTES = 1 << 32
 _ADVICE = "check token, name and network; the same command tries again"
 
 
@@ -56,10 +60,22 @@ def push(
 
 
 def run_files(run: Path) -> dict[str, bytes]:
-    """Return path in the repository to content, of a finished run; `UserError` if it is none or its files disagree."""
-    _, about = read_finished(run)
+    """Return path in the repository to content, of a finished run; `UserError` if it is none or its files disagree.
+
+    Links are not followed, and of `parts` only what the recipe states is taken: somebody else may have made the folder.
+    """
+    result, about = read_finished(run)
+    check_score(run / RESULT, result)
     if not (run / REPORT).is_file():
         raise UserError(f"{run / REPORT} is missing; make it by: caddie report {run}")
-    files = {name: (run / name).read_bytes() for name in (ARTIFACT, RESULT, REPORT)}
+    parts = {f"{PARTS}/{one.name}": one.sha256 for one in read_stated(pick(about, PARTS) or [])}
+    files = {}
+    for name in (ARTIFACT, RESULT, REPORT, *parts):
+        try:
+            files[name] = read_regular(run / name, _MOST_BYTES)
+        except OSError as error:
+            raise UserError(f"{run / name}: cannot be read ({reason(error)}); push a folder of your own") from None
+        if name in parts and hashlib.sha256(files[name]).hexdigest() != parts[name]:
+            raise UserError(f"{run / name} is not the file that {run / RECIPE} names; run the recipe again")
     files[RECIPE] = (json.dumps(about["recipe"], indent=1) + "\n").encode()
-    return files | {f"{PARTS}/{path.name}": path.read_bytes() for path in sorted((run / PARTS).glob("*.py"))}
+    return files

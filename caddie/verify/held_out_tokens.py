@@ -120,6 +120,8 @@ def _unused(
     for shard in train_shards:
         tokens = read(shard, 0, min(len(shard), _TOKENS - seen))
         seen += len(tokens)
+        if len(tokens) and int(tokens.max()) >= len(sizes):
+            raise UserError(f"a training shard holds ids over {len(sizes) - 1:,}; prepare the data again")
         numbers = np.cumsum(tokens == bos, dtype=np.int32) + np.int32(begun)
         begun = int(numbers[-1]) if len(numbers) else begun
         here = np.zeros_like(first)

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from caddie.data import corpus
+from caddie.data import documents as sources
 from caddie.data.corpus import VALIDATION_TEXT, Corpus, document_hash, read_hashes, set_sha256, write_hashes
 from caddie.data.manifest import MANIFEST, Manifest, Shard, Split, TokenizerEntry
 from caddie.data.shards import split_documents, write_shard
@@ -295,3 +296,33 @@ def test_hashes_of_ids_show_it_by_a_training_shard(tmp_path: Path) -> None:
         write_hashes(tmp_path, found, [])
         assert Corpus(tmp_path, replace(stream.manifest, train=train)).shows_hashed_tokens() == (kind == "ids")
     assert not Corpus(tmp_path, replace(stream.manifest, train=train, hashed="documents")).shows_hashed_tokens()
+
+
+def check_all(folder: Path) -> None:
+    found = Corpus.load(folder)
+    found.check_counts()
+    found.check_disjoint()
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "tokenizer.bin", "val_000000.bin", "documents.npz"])
+def test_a_device_in_place_of_a_file_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    of_documents(tmp_path, b"a text", b"another")
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="not a regular file"):
+        check_all(tmp_path)
+
+
+def test_held_out_text_that_unpacks_to_more_than_is_stated_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, many = of_documents(tmp_path, b"a text", b"another"), 100_000
+    (tmp_path / VALIDATION_TEXT).write_bytes(zstandard.compress(b'{"text": "a text"}\n' * many))
+    read: list[bytes] = []
+    monkeypatch.setattr(sources, "_json_text", lambda *given: read.append(b"a text") or b"a text")
+    with pytest.raises(UserError, match="not the text of the manifest"):
+        found.validation_documents()
+    assert len(read) < 5
+    monkeypatch.setattr(sources, "LONGEST_LINE", 10)
+    with pytest.raises(UserError, match="a line of more than 10 bytes"):
+        found.validation_documents()

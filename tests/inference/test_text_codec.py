@@ -22,9 +22,9 @@ from caddie.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokeni
 from caddie.errors import UserError
 from caddie.inference import text_codec
 from caddie.inference.range_coder import Decoder
-from caddie.inference.text_codec import Measured, compress, decompress, measure
+from caddie.inference.text_codec import _FILE, _MAGIC, Measured, _hashes, _leb128, compress, decompress, measure
 from caddie.model import GPT, build
-from caddie.pack.artifact import Artifact
+from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, score
 
 verification = import_module("caddie.verify.verify")
@@ -284,3 +284,13 @@ def test_a_megabyte_of_real_text(real_data: Path) -> None:
     text = (real_data / "small" / "tinyshakespeare.txt").read_bytes()[:1_000_000]
     artifact = artifact_of(ByteTokenizer())
     assert decompress(artifact, compress(artifact, [text])) == text
+
+
+def test_a_scoring_that_does_not_fit_the_memory_is_refused(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of a stranger states it."""
+    artifact = load(tiny_run.artifact)
+    packed = _MAGIC + _hashes(artifact, b"") + _leb128(_FILE, 1, 3, 0) + bytes(64)
+    monkeypatch.setattr("caddie.train.stage_memory.free_bytes", lambda *given: 1 << 20)
+    for coded in (lambda: decompress(artifact, packed), lambda: compress(artifact, [b"a text"])):
+        with pytest.raises(UserError, match=r"scoring needs about .* GiB, and this machine has 0.0 GiB free"):
+            coded()

@@ -393,6 +393,8 @@ def write(folder: Path, name: str, seed: int, bits: float, recipe: str = "1", **
     """A finished run with this seed and score; `recipe` is a digit that stands for its settings."""
     result = make_result()
     result |= {"seed": seed, "bits_per_byte": bits, "recipe": name, "key": recipe * 8}
+    final = result["scores"]["quantized_sliding"]
+    final["nats"] = bits * math.log(2) * final["source_bytes"]
     result["sha256"] |= {"recipe": recipe * 64, "artifact": f"{name}{seed}"}
     for path, value in changes.items():
         *parents, last = path.split("__")
@@ -517,6 +519,7 @@ REFUSED = {
     "artifact": ({"sha256__artifact": "a0"}, "stands on both sides"),
     "no score": ({"bits_per_byte": None}, "holds no score"),
     "endless score": ({"bits_per_byte": math.nan}, "holds no score"),
+    "another score": ({"bits_per_byte": 0.5}, "states 0.5000 bits per byte, and its sums come to 1.2200"),
     "no tokens": ({"scores__quantized_plain": None}, "lacks what a comparison needs (TypeError"),
     "version": ({"version": 99}, "has version 99"),
 }
@@ -654,3 +657,10 @@ def test_the_contest_s_own_order_is_the_same_for_every_seed(loader: Loader, firs
     (weights, batch), (others, other_batch) = (first_step(loader, seed) for seed in (1, 2))
     assert np.array_equal(batch, other_batch)
     assert not torch.equal(weights["embedding.weight"], others["embedding.weight"])
+
+
+def test_a_result_beside_another_artifact_is_refused(groups: Any) -> None:
+    b, a = groups
+    (b[0] / "artifact.caddie").write_bytes(b"another")
+    with pytest.raises(UserError, match=r"is not the file that .* scored"):
+        compare(b, a)

@@ -17,6 +17,7 @@ from stand_in_hub import Hub, serving
 
 from caddie.errors import UserError
 from caddie.share.pull import DOWNLOADS, artifact_file, split_place
+from caddie.share.push import run_files
 
 NAME = "ada/tiny-lm"
 PLACE = f"hf:{NAME}"
@@ -239,3 +240,29 @@ def test_the_users_token_is_found_where_the_library_keeps_it(tmp_path: Path, mon
     monkeypatch.setenv("HF_TOKEN_PATH", "/t")
     assert path() == "/t"
     assert os.environ["HF_TOKEN_PATH"] == "/t"
+
+
+def test_a_folder_that_somebody_else_made_publishes_nothing_of_mine(tiny_run: TinyRun, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    for change, says in (
+        ("link", r"report.html: cannot be read"),
+        ("score", r"states 0.5000 bits per byte, and its sums come to"),
+        ("part", "parts/x.py: cannot be read"),
+    ):
+        run = tmp_path / change
+        shutil.copytree(tiny_run.folder, run)
+        (run / "parts").mkdir()
+        (run / "parts" / "unstated.py").symlink_to(tmp_path / "secret")
+        assert "parts/unstated.py" not in run_files(run)
+        if change == "link":
+            (run / "report.html").unlink()
+            (run / "report.html").symlink_to(tmp_path / "secret")
+        elif change == "score":
+            result = json.loads((run / "result.json").read_text())
+            (run / "result.json").write_text(json.dumps(result | {"bits_per_byte": 0.5}))
+        else:
+            about = json.loads((run / "recipe.json").read_text())
+            (run / "recipe.json").write_text(json.dumps(about | {"parts": [{"name": "x.py", "sha256": "0" * 64}]}))
+            (run / "parts" / "x.py").symlink_to(tmp_path / "secret")
+        with pytest.raises(UserError, match=says):
+            run_files(run)

@@ -159,3 +159,12 @@ def test_a_corpus_without_its_training_shards_has_no_vocabulary_to_compare() -> 
 
     corpus: Any = SimpleNamespace(train_shards=missing)
     assert check_vocabulary(ByteTokenizer(), corpus) == []
+
+
+def test_a_training_id_beyond_the_vocabulary_is_one_line() -> None:
+    beyond: Any = SimpleNamespace(
+        train_shards=lambda: [np.array([BYTES.bos, 5, 65_535], np.uint16)],
+        validation_tokens=lambda: np.array([BYTES.bos, 5], np.uint16),
+    )
+    with pytest.raises(UserError, match="a training shard holds ids over 256; prepare the data again"):
+        check_vocabulary(BYTES, beyond)
