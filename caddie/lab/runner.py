@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,7 +31,7 @@ from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.display import loss_line
 from caddie.report.read import Log, busy_machine, pick, read_json
-from caddie.report.run_files import CHECKPOINT, ERROR, LOG, RECIPE, STOP, TASK
+from caddie.report.run_files import CHECKPOINT, ERROR, LOG, PARTS, RECIPE, STOP, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
@@ -148,10 +148,13 @@ def _finished(runs: Path) -> dict[str, Path]:
 
 
 def _key_by_now(folder: Path) -> str | None:
-    """Return a finished run's key with newer settings at their defaults; None if its recipe or corpus is gone."""
+    """Return a finished run's key with newer settings at their defaults; None if its recipe, code or corpus is gone."""
     with suppress(UserError, OSError, ValueError, TypeError, KeyError):
         about = read_json(folder / RECIPE)
-        return _key(Recipe.from_json(about["recipe"]), about["seed"], Corpus.load(Path(about["corpus"])))
+        recipe = Recipe.from_json(about["recipe"])
+        if (about.get(PARTS) or []) != [asdict(file.stated) for file in user_files(recipe)]:
+            return None  # its classes have changed since
+        return _key(recipe, about["seed"], Corpus.load(Path(about["corpus"])))
     return None
 
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +22,7 @@ from run_folder import make_result
 from tiny_study import SETTINGS, write_text
 from torch.distributed import DistBackendError
 
+from caddie.config.userfile import user_files
 from caddie.errors import CheckFailed, UserError
 from caddie.files import write_json
 from caddie.lab import executors
@@ -34,7 +35,7 @@ from caddie.lab.runner import ATTEMPTS, plan, run_jobs
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
-from caddie.report.run_files import ERROR, JOB, OUTPUT, STOP
+from caddie.report.run_files import ERROR, JOB, OUTPUT, RECIPE, STOP
 from caddie.report.tables import duration
 from caddie.run.run_folder import Pruned, write_error
 from caddie.runtime.distributed import Ranks
@@ -318,9 +319,14 @@ def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path]
         )
         mine = find(f"{file}:recipe").but(SETTINGS)
         planned = plan(study(base=mine, entries={}, seeds=(1,)), text, folders["runs"])
+        assert not planned[0].over, "a result of the file's earlier contents is not taken"
         keys.add(planned[0].key)
         job = trial.write_job(planned, {})
         assert json.loads(job.read_text())["definitions"] == [str(file)]
+        list(Pretended().run([job]))
+        told, stated = json.loads(job.read_text()), asdict(user_files(mine)[0].stated)
+        about = {"recipe": told["runs"][0]["recipe"], "seed": 1, "corpus": told["corpus"], "parts": [stated]}
+        write_json(planned[0].folder / RECIPE, about)
     assert len(keys) == 2
 
 
