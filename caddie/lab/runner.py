@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,8 +30,8 @@ from caddie.lab.rows import RESULTS, STUDY, Row, finished_rows, outcome, read_st
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.display import loss_line
-from caddie.report.read import Log, busy_machine, pick, read_json
-from caddie.report.run_files import CHECKPOINT, ERROR, LOG, PARTS, RECIPE, STOP, TASK
+from caddie.report.read import Log, busy_machine, pick, read_json, read_result
+from caddie.report.run_files import CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, STOP, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
@@ -41,6 +41,7 @@ from caddie.runtime.progress import SILENT, Progress
 
 ATTEMPTS = 3
 """Starts of a job before its runs count as failed."""
+_TEXTS = ("train_documents", "validation_documents", "tokenizer")
 
 
 def run_jobs(
@@ -115,7 +116,7 @@ def plan(
     for seed in study.seeds:
         for label, recipe in recipes.items():
             corpus = corpora[_text(recipe)]
-            key = _key(recipe, seed, corpus)
+            key = _key(recipe, seed, _texts(corpus))
             slug = re.sub(r"[^\w.=-]+", "-", label).strip("-.")[:60]
             own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
             folder = places.setdefault(key, own if finished(own) else found.get(key, own))
@@ -129,10 +130,15 @@ def _text(recipe: Recipe) -> str:
     return f"{recipe.data.key()}-{recipe.model.vocabulary}"
 
 
-def _key(recipe: Recipe, seed: int, corpus: Corpus) -> str:
+def _texts(corpus: Corpus) -> list[str]:
+    """Return the hashes that a result has of its texts and tokenizer, in the order of `_TEXTS`."""
     manifest = corpus.manifest
     train = manifest.train.document_set_sha256 if manifest.train else ""
-    parts = [recipe.sha256, seed, train, manifest.validation.document_set_sha256, manifest.tokenizer.sha256]
+    return [train, manifest.validation.document_set_sha256, manifest.tokenizer.sha256]
+
+
+def _key(recipe: Recipe, seed: int, texts: Sequence[str]) -> str:
+    parts = [recipe.sha256, seed, *texts]
     parts += sorted(file.stated.sha256 for file in user_files(recipe))  # code of the user's own
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
@@ -148,13 +154,13 @@ def _finished(runs: Path) -> dict[str, Path]:
 
 
 def _key_by_now(folder: Path) -> str | None:
-    """Return a finished run's key with newer settings at their defaults; None if its recipe, code or corpus is gone."""
+    """Return a finished run's key with newer settings at their defaults; None if its recipe or code is gone."""
     with suppress(UserError, OSError, ValueError, TypeError, KeyError):
-        about = read_json(folder / RECIPE)
+        about, then = read_json(folder / RECIPE), read_result(folder / RESULT)["sha256"]
         recipe = Recipe.from_json(about["recipe"])
         if (about.get(PARTS) or []) != [asdict(file.stated) for file in user_files(recipe)]:
             return None  # its classes have changed since
-        return _key(recipe, about["seed"], Corpus.load(Path(about["corpus"])))
+        return _key(recipe, about["seed"], [then[name] for name in _TEXTS])
     return None
 
 

@@ -23,6 +23,7 @@ from tiny_study import SETTINGS, write_text
 from torch.distributed import DistBackendError
 
 from caddie.config.userfile import user_files
+from caddie.data.corpus import Corpus
 from caddie.errors import CheckFailed, UserError
 from caddie.files import write_json
 from caddie.lab import executors
@@ -58,6 +59,13 @@ def study(**settings: object) -> Study:
     return Study(**given)  # type: ignore[arg-type]
 
 
+def texts(corpus: Path) -> dict[str, str]:
+    """The hashes of a corpus in a result."""
+    found = Corpus.load(corpus).manifest
+    sets = {f"{name}_documents": getattr(found, name).document_set_sha256 for name in ("train", "validation")}
+    return {**sets, "tokenizer": found.tokenizer.sha256}
+
+
 @dataclass
 class Pretended:
     """Does jobs by writing made-up results; `ends` says what becomes of a label the first time it is tried."""
@@ -84,6 +92,7 @@ class Pretended:
                     result = make_result() | {"study": {**told["study"], "label": one["label"]}}
                     result["training"] |= {"threads": 2, "cpu_share": self.cpu_share}
                     result["source"] = {**(result.get("source") or {}), "sha256": "0" * 64}
+                    result["sha256"] |= texts(Path(told["corpus"]))
                     (folder / "log.jsonl").touch()
                     (folder / "checkpoint.safetensors").touch()
                     write_json(folder / "result.json", result)
@@ -203,6 +212,21 @@ def test_runs_from_before_a_setting_came_are_kept(text: str, folders: dict[str, 
     kept = run_jobs(study(), text, executor=again, **folders)
     assert again.jobs == []
     assert [row["bits_per_byte"] for row in kept] == [row["bits_per_byte"] for row in rows]
+
+
+def test_a_result_counts_for_the_text_that_it_was_made_of(text: str, folders: dict[str, Path]) -> None:
+    one = study(entries={}, seeds=(1,))
+    (first,) = plan(one, text, folders["runs"])
+    list(Pretended().run([trial.write_job([first], {})]))
+    write_json(first.folder / RECIPE, {"recipe": first.recipe.to_json(), "seed": 1, "corpus": str(first.corpus)})
+    with open(text, "a") as file:
+        file.write(json.dumps({"text": "One more document, long enough to matter."}) + "\n")
+    (other,) = plan(one, text, folders["runs"])
+    shutil.rmtree(first.corpus)
+    other.corpus.rename(first.corpus)  # another text at the old place
+    (again,) = plan(one, text, folders["runs"])
+    assert first.key != again.key
+    assert not again.over
 
 
 def test_a_study_that_was_stopped_goes_on(text: str, folders: dict[str, Path]) -> None:
