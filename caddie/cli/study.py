@@ -138,7 +138,7 @@ def study(
     how["out"] = how["out"] or results
     if status:
         if (state := read_state(RUNS / found.name)) is None:
-            kept = len(finished_rows(Path(how["out"])))
+            kept = len(finished_rows(Path(how["out"]) / RESULTS))
             runs = count(len(found.labels) * len(found.seeds), "run")
             elsewhere = f"; {how['out']}/{RESULTS} has {kept} of {runs} from elsewhere" if kept else ""
             raise UserError(f"{found.name} was not begun here, in {RUNS / found.name}{elsewhere}")

@@ -16,7 +16,7 @@ from caddie.errors import UserError, count
 from caddie.files import write_json
 from caddie.lab.job import Run, finished
 from caddie.lab.rows import RESULTS, Row, read_holdout
-from caddie.lab.runner import keep, plan
+from caddie.lab.runner import keep, plan, set_aside
 from caddie.lab.study import Study
 from caddie.pack import artifact as artifacts
 from caddie.report.run_files import ARTIFACT, HOLDOUT
@@ -50,6 +50,7 @@ def score_holdout(
     if gone := len(needed) - len(files):
         what = f"the artifacts of {count(gone, 'run')} are not here, only rows in {results / RESULTS}"
         raise UserError(f"{what}; copy them to {results / ARTIFACTS}, or run the study again with another --out")
+    set_aside(planned, results, progress)
     for number, place in enumerate(chosen, 1):
         run = planned[place]
         if place in files:

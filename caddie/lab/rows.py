@@ -6,7 +6,7 @@ A row's `documents`, the bytes and bits of each held-out document, stand in a fi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +22,8 @@ from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RESULT
 
 Row = dict[str, Any]
 STUDY, RESULTS, ESTIMATE = "study.json", "results.jsonl", "estimate.json"
+EARLIER = "earlier.jsonl"
+"""Rows of finished runs that the study has no more, each with its documents."""
 CURVE_POINTS = 60
 """Most points of the loss curve in a row."""
 
@@ -115,7 +117,7 @@ def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file, with what `DOCUMENTS` beside it holds. Raises `UserError` for a line that is none."""
+    """Return the rows of a file; of `RESULTS` with their `DOCUMENTS`. Raises `UserError` for a line that is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -130,7 +132,7 @@ def read_rows(path: Path) -> list[Row]:
             raise UserError(f"{path}: line {number} is no run of a study; remove it, and run the study again")
         rows.append(found)
     beside = path.with_name(DOCUMENTS)
-    if not beside.exists():
+    if path.name != RESULTS or not beside.exists():
         return rows
     sizes, bits = read_documents(beside)
     return [
@@ -139,10 +141,22 @@ def read_rows(path: Path) -> list[Row]:
     ]
 
 
-def finished_rows(folder: Path) -> dict[str, Row]:
-    """Return key to row of every finished run in a folder of results, which may have none."""
-    rows = read_rows(folder / RESULTS) if (folder / RESULTS).exists() else []
-    return {str(row.get("key")): row for row in rows if row["state"] == "finished"}
+def finished_rows(*paths: Path) -> dict[str, Row]:
+    """Return key to row of every finished run in files of rows, which need not exist; a later file goes first."""
+    return {str(row.get("key")): row for path in paths for row in _finished(path)}
+
+
+def keep_earlier(folder: Path, keys: Collection[str]) -> int:
+    """Copy finished rows of `RESULTS` with other keys to `EARLIER`, and return the number of new ones."""
+    kept = _finished(folder / EARLIER)
+    new = [row for row in _finished(folder / RESULTS) if row.get("key") not in keys and row not in kept]
+    if new:
+        _write(folder / EARLIER, [*kept, *new])
+    return len(new)
+
+
+def _finished(path: Path) -> list[Row]:
+    return [row for row in read_rows(path) if row["state"] == "finished"] if path.exists() else []
 
 
 def _is_row(found: Mapping[str, Any]) -> bool:
@@ -170,9 +184,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         sizes = known[0][1]
         bits = {column: own for column, of_text, own in known if of_text == sizes}
         write_documents(beside, sizes, bits)
-    lines = [{name: value for name, value in row.items() if name != "documents"} for row in rows]
+    _write(path, [{name: value for name, value in row.items() if name != "documents"} for row in rows])
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
     with replacing(path) as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _column(row: Row) -> str:

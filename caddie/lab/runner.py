@@ -2,7 +2,8 @@
 
 A run is over when its folder holds `result.json` or `error.json`, both of which appear whole; so nothing that is killed
 can lose a finished run or count one twice. `results.jsonl` is made anew from the folders after every job; of a finished
-run whose folder is gone it keeps the row, so that a study goes on from what was committed, on another machine too.
+run whose folder is gone it keeps the row, so that a study goes on from what was committed, on another machine too. Rows
+of finished runs that an edited study has no more go to `earlier.jsonl`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ from caddie.files import write_json
 from caddie.lab.background import StudyState, seconds_left
 from caddie.lab.executors import Executor
 from caddie.lab.job import Run, finished, has_reusable_training, write_job
-from caddie.lab.rows import RESULTS, STUDY, Row, finished_rows, outcome, read_study, row, write_rows
+from caddie.lab.rows import (
+    EARLIER,
+    RESULTS,
+    STUDY,
+    Row,
+    finished_rows,
+    keep_earlier,
+    outcome,
+    read_study,
+    row,
+    write_rows,
+)
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.display import loss_line
@@ -111,7 +123,7 @@ def plan(
     for recipe in recipes.values():
         if _text(recipe) not in corpora:
             corpora[_text(recipe)] = open_corpus(recipe, data, progress)
-    found, rows = _finished(runs), finished_rows(results) if results else {}
+    found, rows = _finished(runs), finished_rows(results / EARLIER, results / RESULTS) if results else {}
     planned, places = [], dict[str, Path]()
     for seed in study.seeds:
         for label, recipe in recipes.items():
@@ -193,8 +205,9 @@ class _StudyInProgress:
         self.over = {run.folder for run in planned if run.over}
         write_json(self.results / STUDY, {**study.to_json(), "command": command})
         if kept := sum(run.row is not None for run in planned):
-            what = f"{count(kept, 'run')} finished elsewhere, by {self.results / RESULTS}"
+            what = f"{count(kept, 'run')} finished elsewhere, by the rows in {self.results}"
             self.progress.note(f"{what}; to do them again here, name another folder with --out")
+        set_aside(planned, self.results, self.progress)
         self._keep("done so far")
         while groups := _groups([run for run in planned if not run.over]):
             trained = {training_of(run): run for run in reversed(planned) if has_reusable_training(run.folder)}
@@ -285,6 +298,12 @@ def _groups(left: Iterable[Run]) -> list[list[Run]]:
 def training_of(run: Run) -> object:
     """Return the key of a run's training: runs that share it train once."""
     return run.seed, run.corpus, run.recipe.model.key(), run.recipe.train.key()
+
+
+def set_aside(planned: Iterable[Run], results: Path, progress: Progress) -> None:
+    """Keep the rows of finished runs that are not planned any more, before `keep` writes those of the planned ones."""
+    if new := keep_earlier(results, {run.key for run in planned}):
+        progress.note(f"{count(new, 'finished run')} not of this study any more; kept in {results / EARLIER}")
 
 
 def keep(study: Study, planned: list[Run], results: Path) -> list[Row]:

@@ -31,7 +31,7 @@ from caddie.lab import job as trial
 from caddie.lab.background import read_state
 from caddie.lab.executors import Local, why_it_died
 from caddie.lab.holdout import score_holdout
-from caddie.lab.rows import RESULTS, curve, read_rows
+from caddie.lab.rows import EARLIER, RESULTS, curve, read_rows, write_rows
 from caddie.lab.runner import ATTEMPTS, plan, run_jobs
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
@@ -255,6 +255,25 @@ def test_a_study_goes_on_from_its_rows_where_the_folders_are_gone(text: str, fol
     (run.folder / ERROR).unlink()
     rows = run_jobs(study(), text, executor=(elsewhere := Pretended()), **folders | {"results": folders["runs"] / "x"})
     assert (len(rows), len(elsewhere.done)) == (6, len(before)), "other results know of no rows"
+
+
+def test_rows_that_an_edited_study_has_no_more_are_kept(text: str, folders: dict[str, Path]) -> None:
+    before = run_jobs(study(), text, executor=Pretended(), **folders)
+    before = [{**row, "documents": [[9.0, 7.0], [n + 0.5, 3.25]]} for n, row in enumerate(before)]
+    write_rows(folders["results"] / RESULTS, before)
+    shutil.rmtree(folders["runs"])
+    other = study(entries={"low rate": Entry(diff={"train.optimizers.matrix.lr": 0.02})}, seeds=(1,))
+    progress = RecordedProgress()
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(other, text, executor=Pretended(stop_after=1), progress=progress, **folders)
+    assert any("5 finished runs not of this study any more" in note for note in progress.notes)
+    run_jobs(other, text, executor=Pretended(), **folders)
+    shown = read_rows(folders["results"] / RESULTS)
+    assert [(row["label"], row["seed"]) for row in shown] == [("base", 1), ("low rate", 1)], "all that reports count"
+    again = Pretended()
+    assert run_jobs(study(), text, executor=again, **folders) == before == read_rows(folders["results"] / RESULTS)
+    assert again.jobs == []
+    assert len(read_rows(folders["results"] / EARLIER)) == 6, "the edited entry's too"
 
 
 def test_what_fails_is_a_row_and_runs_again_only_when_asked(text: str, folders: dict[str, Path]) -> None:
