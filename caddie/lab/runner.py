@@ -80,7 +80,9 @@ def run_jobs(
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
         raise UserError(f"{results} holds the results of another study; name another folder with --out")
     planned = plan(study, data, runs, progress, results=results)
-    with alone(runs / study.name / ".lock", f"the study {study.name} is being run by another process"):
+    otherwise = f"a study named {study.name} is being run by another process, whatever its --out; wait for it, "
+    otherwise += "stop it, or run this one in another working directory or under a name of its own"
+    with alone(runs / study.name / ".lock", otherwise):
         for run in planned if retry else ():
             for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                 (run.folder / name).unlink(missing_ok=True)
@@ -97,7 +99,7 @@ def alone(lock: Path, otherwise: str) -> Iterator[None]:
         with FileLock(lock, timeout=0):
             yield
     except Timeout:
-        raise UserError(f"{otherwise}; wait for it or stop it") from None
+        raise UserError(otherwise) from None
 
 
 def checked_recipes(study: Study) -> dict[str, Recipe]:

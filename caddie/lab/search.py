@@ -167,7 +167,7 @@ def search(
     folder = Path(folder or Path("runs", study.name))
     progress = progress or Display(stream=sys.stdout)
     how |= {"runs": runs, "progress": progress}
-    with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process"):
+    with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process; wait for it or stop it"):
         proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
