@@ -77,8 +77,7 @@ def run_jobs(
     `keep_checkpoints`, the checkpoint of a finished run is removed once no run left needs its training. Raises
     `UserError` before the first run for all that can be checked by then.
     """
-    if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
-        raise UserError(f"{results} holds the results of another study; name another folder with --out")
+    earlier_command(study, results)
     planned = plan(study, data, runs, progress, results=results)
     otherwise = f"a study named {study.name} is being run by another process, whatever its --out; wait for it, "
     otherwise += "stop it, or run this one in another working directory or under a name of its own"
@@ -89,6 +88,14 @@ def run_jobs(
         total = total or len(planned)
         in_progress = _StudyInProgress(study, planned, results, runs / study.name, executor.workers, total, progress)
         return in_progress.drive(executor, command, keep_checkpoints)
+
+
+def earlier_command(study: Study, results: Path) -> str:
+    """Return the command that began a study's results, "" for new ones; `UserError` if they are another study's."""
+    begun = read_study(results / STUDY) if (results / STUDY).exists() else {"name": study.name}
+    if begun["name"] != study.name:
+        raise UserError(f"{results} holds the results of another study; name another folder with --out")
+    return str(begun.get("command", ""))
 
 
 @contextmanager

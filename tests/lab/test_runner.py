@@ -31,6 +31,7 @@ from caddie.lab import job as trial
 from caddie.lab.background import read_state
 from caddie.lab.executors import Local, why_it_died
 from caddie.lab.holdout import score_holdout
+from caddie.lab.report import write_study_report
 from caddie.lab.rows import EARLIER, RESULTS, curve, read_rows, write_rows
 from caddie.lab.runner import ATTEMPTS, plan, run_jobs
 from caddie.lab.study import Entry, Steps, Study
@@ -490,6 +491,11 @@ def test_the_last_look_is_at_documents_that_nothing_has_seen(
     first, progress = score_holdout(one, text, str(tmp_path / "first.jsonl"), **how)[0], RecordedProgress()
     assert 0 < first["holdout"] < 20
     assert first["holdout"] != first["bits_per_byte"] == before[0]["bits_per_byte"]
+    fresh = how | {"results": tmp_path / "fresh"}
+    assert score_holdout(one, text, str(tmp_path / "first.jsonl"), **fresh) == [first]
+    assert write_study_report(fresh["results"]), "the report of a new folder"
+    with pytest.raises(UserError, match="holds the results of another study"):
+        score_holdout(replace(one, name="other"), text, str(tmp_path / "first.jsonl"), **fresh)
     kept = next(folders["runs"].glob("tiny/*/holdout.json"))
     written = kept.stat().st_mtime_ns
     again = score_holdout(one, text, str(tmp_path / "first.jsonl"), progress=progress, **how)[0]
