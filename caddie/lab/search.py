@@ -152,10 +152,11 @@ def search(
     """Run trials of a study's base as its entries, each proposed in view of those before.
 
     A batch has as many trials as `executor` runs at once. A trial runs all seeds of the study, and their mean bits per
-    byte is minimized; a trial that fails or is not valid counts as bad. Trials are kept in `search.jsonl`, an Optuna
-    journal in the results' `folder`: the same search goes on there, another begins anew. A pruner ends runs by their
-    training loss; `caddie.lab.agreement` measures how well that predicts final scores. Run folders are made below
-    `runs`. `how` holds further arguments of `run_study`.
+    byte is minimized; a trial that fails or is not valid counts as bad, and so does an artifact that fails
+    verification or is over its cap. Trials are kept in `search.jsonl`, an Optuna journal in the results' `folder`: the
+    same search goes on there, another begins anew. A pruner ends runs by their training loss; `caddie.lab.agreement`
+    measures how well that predicts final scores. Run folders are made below `runs`. `how` holds further
+    arguments of `run_study`.
 
     Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
     """
@@ -253,8 +254,9 @@ class _Proposals:
         return _Trial(trial, labelled(diff), Entry(diff=diff))
 
     def tell(self, trial: _Trial, rows: Sequence[Row]) -> None:
-        """Record the scores of a trial. Without a score on every seed it is pruned, which samplers take for bad."""
-        scores = [row["bits_per_byte"] for row in rows if is_finite(row.get("bits_per_byte"))]
+        """Record the scores that count. Without one on every seed a trial is pruned, which samplers take for bad."""
+        valid = [row for row in rows if False not in (row.get("verified"), row.get("under_cap"))]
+        scores = [row["bits_per_byte"] for row in valid if is_finite(row.get("bits_per_byte"))]
         whole = len(scores) == self._seeds
         self._journal.tell(trial.trial, fmean(scores) if whole else None, None if whole else self._states.PRUNED)
 

@@ -7,7 +7,7 @@ So a record of the contest found nine settings that it overrode, each kept becau
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -57,7 +57,8 @@ class Selection:
             tried = len(found.study.entries)
             rows.append([number, crop(one["label"], 24), signed(one["difference"]), interval, p_value(one["q"]), tried])
         lines = [table(rows, ["round", "chosen", "difference", "95 % interval", "q", "of"])] if rows else []
-        lines += [f"not better  {one['label']}" for one in facts["left"]] or ["nothing is left to add"]
+        why = {True: "not better", False: "not valid "}
+        lines += [f"{why[_counts(one)]}  {one['label']}" for one in facts["left"]] or ["nothing is left to add"]
         lines += [f"changes     {path}={value}" for path, value in facts["diff"].items()]
         return "\n".join(printable(line) for part in lines for line in part.split("\n"))
 
@@ -74,7 +75,8 @@ def select(
 
     Each round is a study NAME-roundN of all entries left, with results in `folder`/roundN. Its base has what is chosen
     so far, and every entry is compared with it, whatever its `against`. An entry that does not fit that base is left
-    out. `how` holds further arguments of `run_study`. Raises `UserError` for a stated `step_cost`.
+    out; one whose artifacts fail verification or are over their cap is not chosen. `how` holds further arguments of
+    `run_study`. Raises `UserError` for a stated `step_cost`.
     """
     if any(entry.step_cost is not None for entry in study.entries.values()):
         raise UserError(
@@ -100,8 +102,12 @@ def select(
             scales={},
         )
         rounds.append(run_study(this, data, folder=folder / f"round{number}", progress=progress, **how))
-        better = [one for one in rounds[-1].facts["verdicts"] if one["word"] == "better"]
+        better = [one for one in rounds[-1].facts["verdicts"] if one["word"] == "better" and _counts(one)]
         if not better:
             return Selection(study, rounds, chosen, recipe)
         chosen.append(min(better, key=lambda one: one["difference"])["label"])
         base = base.but(left.pop(chosen[-1]).diff)
+
+
+def _counts(verdict: Mapping[str, Any]) -> bool:
+    return False not in (verdict["verified"], verdict["under_cap"])

@@ -55,6 +55,7 @@ class Scored:
     """Losses of a run's tenths, logged while the driver looks on; a run that is asked to stop does."""
     stopped: list[tuple[str, int]] = field(default_factory=list)
     looks: int = 0
+    over_cap: Callable[[Mapping[str, Any]], bool] = lambda recipe: False
 
     def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
         for job in jobs:
@@ -80,6 +81,7 @@ class Scored:
         result = make_result() | {"study": {**told["study"], "label": one["label"]}, "bits_per_byte": score}
         result["training"] |= {"threads": 1, "cpu_share": 1.0}
         result["source"] |= {"sha256": "0" * 64}
+        result["under_cap"] = not self.over_cap(one["recipe"])
         with replacing(folder / "result.json") as temporary:  # `trial.write_json` indents, which is slow
             temporary.write_text(json.dumps(result))
 
@@ -290,6 +292,14 @@ def test_what_fails_and_what_is_not_possible_counts_as_bad(text: str, quick: Non
     assert {row["state"] for row in found.rows} == {"finished", "failed"}
 
 
+def test_an_artifact_over_its_cap_counts_as_bad(text: str, quick: None, optuna: Any) -> None:
+    executor = Scored(bowl, over_cap=lambda recipe: setting(recipe, STRIDE) == 16)
+    search(small(), SPACE, text, trials=6, executor=executor)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(f"runs/found/{JOURNAL}"))
+    trials = optuna.load_study(study_name=None, storage=storage).trials
+    assert {(one.params[STRIDE], one.state.name) for one in trials} == {("16", "PRUNED"), ("32", "COMPLETE")}
+
+
 @pytest.mark.parametrize("sampler", ["nsgaii", "random"])
 def test_every_sampler_answers(sampler: str, text: str, quick: None, optuna: Any) -> None:
     found = search(small(), SPACE, text, trials=3, sampler=sampler, executor=Scored(bowl))
@@ -396,6 +406,13 @@ def test_selection_adds_the_best_until_nothing_is_better(text: str, quick: None)
     again = Scored(additive)
     assert select(choices(idle=Entry(diff={"train.clip_norm": 2.0})), text, executor=again).chosen == found.chosen
     assert again.done == []
+
+
+def test_selection_leaves_out_what_is_over_its_cap(text: str, quick: None) -> None:
+    executor = Scored(additive, over_cap=lambda recipe: setting(recipe, RATE) == 0.01)
+    found = select(choices(), text, executor=executor)
+    assert found.chosen == ["depth", "stride"]
+    assert "not valid   rate" in str(found)
 
 
 def test_selection_of_shortened_runs_shortens_them_once(text: str, quick: None) -> None:
