@@ -119,8 +119,9 @@ def run_job(job: Path) -> None:
 
 
 def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ranks) -> None:
-    trained = Path(spec["trained"])
-    if folder != trained and ranks.first and has_reusable_training(trained) and not (folder / CHECKPOINT).exists():
+    by = _trainer(one, spec)
+    trained = Path(by["folder"])
+    if folder != trained and ranks.first and not (folder / CHECKPOINT).exists():
         for name in (LOG, CHECKPOINT):  # it begins where the other run of this training ended
             with replacing(folder / name) as temporary:
                 shutil.copyfile(trained / name, temporary)
@@ -133,7 +134,7 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
             folder=folder,
             ranks=ranks,
             progress=_StopFile(folder),
-            study={**spec["study"], "label": one["label"]},
+            study={**spec["study"], "label": one["label"], "trained_with": by["label"]},
         )
     except (Interrupted, KeyboardInterrupt):
         raise
@@ -145,6 +146,12 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
             write_error(folder, error)
         if lost or ranks.world > 1:  # others may wait for this process in vain
             raise SystemExit(1) from None
+
+
+def _trainer(one: Mapping[str, Any], spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the run whose training a run of a job begins with: the first that finished, or else itself."""
+    known = {"folder": spec["trained"], "label": spec["study"]["trained_with"]}
+    return next((run for run in (known, *spec["runs"]) if has_reusable_training(Path(run["folder"]))), one)
 
 
 def has_reusable_training(folder: Path) -> bool:

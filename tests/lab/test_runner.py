@@ -37,7 +37,7 @@ from caddie.lab.runner import ATTEMPTS, plan, run_jobs
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
-from caddie.report.run_files import ERROR, JOB, OUTPUT, RECIPE, STOP
+from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, OUTPUT, RECIPE, STOP
 from caddie.report.tables import duration
 from caddie.run.run_folder import Pruned, write_error
 from caddie.runtime.distributed import Ranks
@@ -473,6 +473,27 @@ def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[
     assert sum(event["event"] == "step" for event in log) == 3, "its steps are those of the base"
 
 
+def test_a_training_is_that_of_the_first_run_that_finished(
+    text: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[tuple[str, bool]] = []
+
+    def run(*given: object, folder: Path, study: Mapping[str, Any], **how: object) -> None:
+        began.append((study["label"], (folder / CHECKPOINT).exists()))
+        (folder / LOG).touch()
+        (folder / CHECKPOINT).touch()
+        if study["label"] == "base":
+            raise CheckFailed("its artifact failed")
+        write_json(folder / "result.json", make_result() | {"study": study})
+
+    monkeypatch.setattr(trial, "run", run)
+    entries = {"halves": study().entries["halves"], "stride": Entry(diff={"score.stride": 16})}
+    base, *others = run_jobs(study(seeds=(1,), entries=entries), text, executor=Here(), **folders)
+    assert base["state"] == "failed"
+    assert began == [("base", False), ("halves", False), ("stride", True)]
+    assert [row["trained_with"] for row in others] == ["halves", "halves"]
+
+
 @pytest.mark.usefixtures("alive_once", "unprobed", "unsampled")
 def test_the_last_look_is_at_documents_that_nothing_has_seen(
     text: str, folders: dict[str, Path], tmp_path: Path
@@ -535,8 +556,9 @@ def test_the_reason_is_that_of_the_process_that_failed_first(
 
 def one_of(ranks: Ranks, folder: Path) -> None:
     """What one of several processes does with a run."""
-    one = {"label": "base", "recipe": find("tiny").to_json()}
-    trial._do(one, folder, {"trained": str(folder), "corpus": "", "seed": 1, "study": {}}, ranks)
+    one = {"label": "base", "folder": str(folder), "recipe": find("tiny").to_json()}
+    how = {"corpus": "", "seed": 1, "study": {"trained_with": "base"}}
+    trial._do(one, folder, {"trained": str(folder), "runs": [one], **how}, ranks)
 
 
 def pruned(ranks: Ranks, folder: Path) -> None:
