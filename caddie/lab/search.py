@@ -169,7 +169,7 @@ def search(
     progress = progress or Display(stream=sys.stdout)
     how |= {"runs": runs, "progress": progress}
     with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process; wait for it or stop it"):
-        proposals = _Proposals(study, space, data, folder, sampler, pruner, seed)
+        proposals = _Proposals(study, space, data, folder, runs, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
             grown = replace(study, entries={**study.entries, **entries})
@@ -205,7 +205,15 @@ class _Proposals:
     """
 
     def __init__(
-        self, study: Study, space: Space, data: str | None, folder: Path, sampler: str, pruner: str, seed: int
+        self,
+        study: Study,
+        space: Space,
+        data: str | None,
+        folder: Path,
+        runs: Path,
+        sampler: str,
+        pruner: str,
+        seed: int,
     ) -> None:
         try:
             self._optuna = optuna = import_module("optuna")
@@ -214,7 +222,7 @@ class _Proposals:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print every trial
         self._recipe, self._seeds, self._space = study.recipe(BASE), len(study.seeds), space
         self._sampler, self._seed = SAMPLERS[sampler], seed
-        keys = [run.key for run in plan(replace(study, entries={}), data, Path("runs"))]
+        keys = [run.key for run in plan(replace(study, entries={}), data, runs)]
         shown = {path: str(values) if isinstance(values, Between) else show(values) for path, values in space.items()}
         longest = {"max_resource": PARTS * self._seeds} if pruner == "hyperband" else {}
         path = folder / JOURNAL

@@ -24,6 +24,7 @@ from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab import job as trial
 from caddie.lab import search as searching
+from caddie.lab.runner import plan
 from caddie.lab.search import JOURNAL, Between, draw, parts, read_space, search
 from caddie.lab.selection import select
 from caddie.lab.study import Entry, Steps, Study
@@ -298,6 +299,19 @@ def test_an_artifact_over_its_cap_counts_as_bad(text: str, quick: None, optuna: 
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(f"runs/found/{JOURNAL}"))
     trials = optuna.load_study(study_name=None, storage=storage).trials
     assert {(one.params[STRIDE], one.state.name) for one in trials} == {("16", "PRUNED"), ("32", "COMPLETE")}
+
+
+def test_a_search_looks_in_its_own_folder_of_runs(
+    text: str, quick: None, optuna: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked(study: Study, data: str | None, runs: Path) -> Any:
+        places.add(runs)
+        return plan(study, data, runs)
+
+    places = set[Path]()
+    monkeypatch.setattr(searching, "plan", looked)
+    search(small(), SPACE, text, trials=1, executor=Scored(bowl), runs=Path("other"))
+    assert places == {Path("other")}
 
 
 @pytest.mark.parametrize("sampler", ["nsgaii", "random"])
