@@ -23,6 +23,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.files import replacing, write_json
 from caddie.lab.executors import GRACE_SECONDS
 from caddie.recipes.recipe import Recipe
+from caddie.report.read import read_json
 from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, RESULT, STOP, TASK
 from caddie.run.run import run
 from caddie.run.run_folder import Pruned, write_error
@@ -101,9 +102,12 @@ def run_job(job: Path) -> None:
 
     A run with `stop.json` in its folder ends as pruned, for the reason given there.
 
-    Raises `Interrupted` after a signal to stop. The checkpoint is kept, so the job can go on.
+    Raises `Interrupted` after a signal to stop; the checkpoint is kept, so the job can go on. `UserError` for a file
+    that is no job.
     """
-    spec = json.loads(job.read_text())
+    spec = read_json(job)
+    if not isinstance(spec, dict) or not {"corpus", "definitions", "seed", "study", "trained", "runs"} <= spec.keys():
+        raise UserError(f"{job} is no job of a study; name the {JOB} of a run folder")
     threads = torch.get_num_threads()
     with distributed.join() as ranks:
         for file in spec["definitions"]:

@@ -473,6 +473,14 @@ def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[
     assert sum(event["event"] == "step" for event in log) == 3, "its steps are those of the base"
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", "{", "1"])
+def test_a_file_that_is_no_job(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"other\.json is no job of a study"):
+        trial.run_job(path)
+
+
 def test_a_training_is_that_of_the_first_run_that_finished(
     text: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
