@@ -14,7 +14,7 @@ from torch.func import functional_call
 from caddie.config import Config, Count, NonNegative, known
 from caddie.data.loaders import ShuffledSequences
 from caddie.data.shards import Tokens
-from caddie.model import Cache, Linear, Model, TiedHead
+from caddie.model import Cache, Linear, Model
 from caddie.ops import rms_norm
 from caddie.pack.quantize import Calibration
 from caddie.runtime.distributed import Ranks
@@ -194,7 +194,7 @@ class _Sums:
     def gather(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
         """Add x x^T over a module's inputs; a forward pre-hook."""
         assert self.inputs is not None
-        linear = isinstance(module, Linear)  # otherwise a tied head, whose table is no layer of its own
+        linear = isinstance(module, Linear)  # otherwise the head, whose table is never called
         x = rms_norm(given[0]) if not linear or module.normed else given[0]
         if not linear and isinstance(projection := getattr(module, "projection", None), Linear):
             x = projection.forward(x)  # a call would be counted
@@ -217,7 +217,7 @@ class _Sums:
     def calibration(self, tokens: float) -> Calibration:
         """Return the calibration on the CPU, where weights are quantized."""
         rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
-        inputs = None if self.inputs is None else self.inputs / self.count.clamp_min(1).float()
+        inputs = self.inputs / self.count.float() if self.inputs is not None and self.count else None
         return Calibration(*(known if known is None else known.cpu() for known in (inputs, rows, self.mixed())))
 
 
@@ -239,7 +239,8 @@ def _floored(squares: Tensor, seen: Tensor) -> Tensor:
 def _uses(model: Model) -> dict[str, nn.Module]:
     """Return the module whose inputs each weight of a matrix product multiplies, by name."""
     found: dict[str, nn.Module] = {f"{n}.weight": each for n, each in model.named_modules() if isinstance(each, Linear)}
-    return {**found, "embedding.weight": model.head} if isinstance(model.config.head, TiedHead) else found
+    # The head multiplies by its table itself, or by the embedding's.
+    return {**found, "embedding.weight" if model.head.table is None else "head.table.weight": model.head}
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from caddie.model import GPT, ChannelSmear, HashedNGrams, Linear, Model, Recurrence, TokenEmbedding, UntiedHead, build
+from caddie.model.parameters import FanIn
 from caddie.pack.calibrate import SelfGenerated, TrainingText, calibrate, predicted_loss
 from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack, compress
@@ -84,6 +85,22 @@ def test_inputs_are_those_of_every_use(config: GPT) -> None:
         torch.testing.assert_close(weight @ inputs @ weight.T, y.T @ y / len(y), rtol=1e-4, atol=1e-4, msg=name)
     runs = 4 if config is LOOPED else 2
     assert sum(len(pieces) for name, pieces in outputs.items() if "mlp.up" in name) == 3 * runs
+
+
+def test_the_table_of_an_untied_head_survives_gptq() -> None:
+    model = small(SMALL.but({"head": UntiedHead()}))
+    found = calibrate(model, some(2, 7, 3), bos=BOS)
+    weight, gptq = model.get_parameter("head.table.weight").detach(), Gptq(of=Rows(bits=8))
+    restored = gptq.dequantize(gptq.quantize(weight, found["head.table.weight"]), tuple(weight.shape))
+    assert (restored - weight).norm() < 0.02 * weight.norm()
+    assert found["head.table.weight"].inputs is not None
+    assert found["embedding.weight"].inputs is None
+
+
+def test_a_layer_that_is_never_called_has_no_inputs() -> None:
+    model = small()
+    model.register_module("idle", Linear(4, 3, FanIn()))
+    assert calibrate(model, some(1, 7, 2), bos=BOS)["idle.weight"].inputs is None
 
 
 @pytest.mark.slow
