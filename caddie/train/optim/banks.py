@@ -104,7 +104,7 @@ class BankUpdater(Updater):
         self.gradients = []
         for bank, update in zip(self.banks, updates, strict=True):
             weights: list[Tensor] = [*bank.parameters]
-            steps = update()[: bank.count].to(weights[0].dtype).view(len(weights), *weights[0].shape)
+            steps = update()[: bank.count].to(weights[0].dtype).reshape(len(weights), *weights[0].shape)
             self.apply(bank, weights, steps, lr, train_progress)
 
     @abstractmethod

@@ -653,8 +653,9 @@ def test_cautious_decay_is_of_weights_that_shrink_anyway() -> None:
     torch.testing.assert_close(found[0.5], torch.where(shrinking, found[0.0] * (1 - 0.05 * 0.5), found[0.0]))
 
 
-def test_groups_of_rows_are_matrices_of_their_own() -> None:
-    whole, parts = some_parameters({"w": (12, 10)}), {}
+@pytest.mark.parametrize("columns", [10, 3])
+def test_groups_of_rows_are_matrices_of_their_own(columns: int) -> None:
+    whole, parts = some_parameters({"w": (12, columns)}), {}
     set_gradients(whole, 0)
     assert whole["w"].grad is not None
     for name, rows in {"a": slice(0, 4), "b": slice(4, 8), "c": slice(8, 12)}.items():
