@@ -262,5 +262,7 @@ class _MuonUpdater(BankUpdater):
         if self.config.beta2 is not None:
             update = adapt_rows(update, bank.buffers["mean_squares"][bank.share], self.config.beta2)
         if self.config.row_floor:
-            update = floor_rows(update, bank.weights()[bank.share], self.config.row_floor)
+            rows, columns = update.shape[1:]  # `apply` lengthens the update of a tall matrix
+            floor = self.config.row_floor / max(1.0, rows / columns) ** 0.5
+            update = floor_rows(update, bank.weights()[bank.share], floor)
         return update

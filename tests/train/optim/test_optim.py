@@ -640,6 +640,16 @@ def test_floored_rows_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("shape", [(12, 3), (3, 12)])
+def test_the_least_length_of_a_row_is_that_of_the_step(shape: tuple[int, int]) -> None:
+    parameters = some_parameters({"w": shape})
+    before = copies(parameters)["w"]
+    set_gradients(parameters, 0)
+    Muon(lr=0.1, row_floor=20.0, precision="float32").build(parameters, Ranks()).step(moment(0), 1.0)
+    lengths = (parameters["w"].detach() - before).norm(dim=1)
+    torch.testing.assert_close(lengths, 0.1 * 20.0 * before.norm(dim=1))
+
+
 def test_cautious_decay_is_of_weights_that_shrink_anyway() -> None:
     found = {}
     for cautious in (0.0, 0.5):
