@@ -230,8 +230,9 @@ class Trainer:
     def loss(self, batches: Iterable[Batch], train_progress: TrainProgress, bos: int) -> float:
         """Return the mean loss on batches of the longest rows, of the model as it is at `train_progress`, uncompiled.
 
-        Waits for the device. Weights are fake-quantized if those of the last step were.
+        Waits for the device. Weights are fake-quantized as in a step there.
         """
+        self.views.set(train_progress)
         stage, length, total, count = self.model.stage(train_progress.progress), self.config.longest_row, 0.0, 0
         counts_segments = "varlen" in self.attention(length)
         for batch in batches:

@@ -723,6 +723,20 @@ def test_held_out_text_is_measured_and_changes_nothing_else(tmp_path: Path) -> N
     assert equal(measured, train(TINY, STEPS, shorter, seed=7, folder=made(tmp_path / "b")))
 
 
+def test_held_out_text_is_quantized_as_in_a_step_there() -> None:
+    """Whatever the views were set to before, as by the warm-up."""
+    view = StraightThrough(quantizer=Rows(bits=2), strength=Ramp(start=0.0, end=1.0, begin=0.5))
+    trainer, batches = Trainer(TINY, STEPS.but(qat={"matrix": view}), 7, Ranks()), hooks.held_out_batches(SHARDS[0], 32)
+    first, late = (TrainProgress(step, 0.0, trainer.config.budget) for step in (0, 7))
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))  # matrices that write to the stream are zero at first
+    before = trainer.loss(batches[:1], first, 1)
+    trainer.views.set(late)
+    assert trainer.loss(batches[:1], first, 1) == before
+    assert trainer.loss(batches[:1], late, 1) != before
+
+
 def test_held_out_text_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, written = [0.0], list[dict[str, Any]]()
 
