@@ -97,14 +97,20 @@ class PruneOnes(Fit):
         "below 10 % of the weights nothing, 28 to 37 % 0.004 to 0.005 bits per byte (#670)",
     )
 
+    def check(self, quantizers: Iterable[Quantizer]) -> None:
+        """Raise `UserError` if no quantizer has integers to prune."""
+        if not any(map(_prunable, quantizers)):
+            raise UserError(
+                "pack.fit: none of pack.quantizers has integers that PruneOnes prunes; set one to rows or GPTQ "
+                "that are not packed, or pack.fit=none"
+            )
+
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """Return the candidate that fits with the fewest ones set to 0, in steps of 1/256 of all ones."""
         candidate = candidates.make(quantizers)
-        arrays = {
-            name: stored.arrays
-            for name, stored in candidate.weights.items()
-            if isinstance(stored.quantizer.dequantizer, Rows) and not stored.quantizer.dequantizer.packed
-        }
+        if candidate.file_bytes > cap_bytes:
+            self.check(quantizers.values())
+        arrays = {name: one.arrays for name, one in candidate.weights.items() if _prunable(one.quantizer)}
         ones = sum(int((abs(found["integers"]) == 1).sum()) for found in arrays.values())
         if candidate.file_bytes <= cap_bytes or not ones:
             return Fitted(candidate)
@@ -118,6 +124,11 @@ class PruneOnes(Fit):
             else:
                 few = middle
         return Fitted(best)
+
+
+def _prunable(quantizer: Quantizer) -> bool:
+    """True for arrays of `Rows` with an integer for each number."""
+    return isinstance(of := quantizer.dequantizer, Rows) and not of.packed
 
 
 def without_ones(tensors: Mapping[str, Arrays], count: int) -> dict[str, Arrays]:

@@ -453,8 +453,12 @@ def arrays_of(stored: Mapping[str, object]) -> dict[str, np.ndarray]:
     return {name: one.arrays["integers"] for name, one in stored.items() if name != "v"}  # type: ignore[attr-defined]
 
 
-def test_where_there_are_no_ones_nothing_is_pruned() -> None:
-    for quantizer in (Float16(), Binary(), Rows(bits=6, packed=True), Waterfilling()):
-        draft = PruneOnes().fit(drafts(), all_by(quantizer), 1000).candidate
-        assert all(stored.quantizer in (quantizer, Float16()) for stored in draft.weights.values())
-        assert draft.file_bytes > 1000
+@pytest.mark.parametrize("quantizer", [Float16(), Binary(), Rows(bits=6, packed=True), Waterfilling()], ids=repr)
+def test_where_nothing_can_be_pruned_what_fits_is_left_alone(quantizer: Quantizer) -> None:
+    draft = PruneOnes().fit(drafts(), all_by(quantizer), 10**6).candidate
+    assert all(stored.quantizer in (quantizer, Float16()) for stored in draft.weights.values())
+    with pytest.raises(UserError, match=r"none of pack.quantizers has integers that PruneOnes prunes"):
+        PruneOnes().fit(drafts(), all_by(quantizer), 1000)
+    with pytest.raises(UserError, match=r"none of pack.quantizers has integers that PruneOnes prunes"):
+        PruneOnes().check(all_by(quantizer).values())
+    PruneOnes().check([*all_by(quantizer).values(), Gptq()])
