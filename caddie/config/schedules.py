@@ -156,7 +156,7 @@ class Rewarmed(Schedule):
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""
         value, progress = value_at(self.of, train_progress), train_progress.progress
-        if not (passed := bisect_right(self.begins, progress)) or not train_progress.step:
+        if not (passed := bisect_right(self.begins, progress)):
             return value
         first = math.ceil(self.begins[passed - 1] * train_progress.step / progress) if progress else 0
         return value * min(1.0, (train_progress.step - first + 1) / self.steps)

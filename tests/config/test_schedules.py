@@ -149,7 +149,13 @@ def test_begins_and_ends_in_the_wrong_order_are_an_error() -> None:
 def test_a_warm_up_from_the_start_needs_no_time_to_have_passed() -> None:
     """On a GPU the loss of a step is read after the next has begun, when no second may have been counted."""
     rewarmed = Rewarmed(of=1.0, begins=(0.0, 0.5), steps=4)
-    assert rewarmed.at(TrainProgress(1, 0.0, Budget(seconds=600.0))) == 0.5
+    assert [rewarmed.at(TrainProgress(step, 0.0, Budget(seconds=600.0))) for step in range(5)] == [
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        1.0,
+    ]
 
 
 # Stairs and whole numbers in pieces
