@@ -144,7 +144,8 @@ class SWA(Averaging):
 class TailEMA(Averaging):
     """EMA of the last part of the run, of which the last weights are mixed in (tail EMA): (1 - share)·w + share·e.
 
-    e starts at the weights at progress `begin`, then e ← e + (w - e)/steps after every step.
+    e starts at the weights at progress `begin`, then e ← e + (w - e)/steps after every step. The embedding is averaged
+    too, which its source leaves out.
     """
 
     techniques = known(
