@@ -164,7 +164,7 @@ class Ranks:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn before the block and until all had theirs after it.
+        """Wait for a turn before the block, and after it until the first process of each machine had its own.
 
         First the first process has one, then the first of each other machine, then all others. So what the block makes
         on disk is made once where machines share it, else once on each machine.
