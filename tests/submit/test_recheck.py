@@ -87,7 +87,7 @@ def put(**fields: Any) -> Callable[[Result], None]:
         (put(why="Best."), "states why as Best.; by recipe.json it is "),
         (put(training__steps=9), "states training.steps as 9; by log.jsonl it is 2"),
         (put(seconds__train=9.5), "states seconds.train as 9.5; by log.jsonl it is 0."),
-        (put(bits_per_byte=1.0), "states bits_per_byte as 1.0; by its other fields it is 5.3"),
+        (put(bits_per_byte=1.0), "states 1.0000 bits per byte, and its sums come to 5.3"),
         (put(scores__quantized_sliding__bits_per_byte=1.0), "states scores.quantized_sliding.bits_per_byte as 1.0"),
         (put(scores__trained_plain__nats_per_token=1.0), "states scores.trained_plain.nats_per_token as 1.0; by"),
         (put(checks__0__passed=False), "states verified as true; by its other fields it is false"),
@@ -100,7 +100,7 @@ def put(**fields: Any) -> Callable[[Result], None]:
         (put(device=5), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
         (put(world="8"), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
         (put(world=0), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
-        (put(scores__quantized_adaptive={"tokens": 1, "bits_per_byte": 1.0}), "lacks what a submission needs"),
+        (put(scores__quantized_adaptive={"tokens": 1, "bits_per_byte": 1.0}), "lacks what a comparison needs"),
     ],
 )  # fmt: skip
 def test_an_edited_result_is_refused_in_one_line(
