@@ -138,7 +138,7 @@ def techniques(words: tuple[str, ...], as_json: bool) -> None:
         found = find(word) if words else sockets()
         tell({"words": list(map(asdict, lookup(word))), "sockets": list(map(asdict, found))}, True, "")
     else:
-        print(details(word) if words else overview())
+        tell({}, False, details(word) if words else overview())
 
 
 @click.command()

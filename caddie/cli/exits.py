@@ -32,13 +32,13 @@ def end(command: Callable[[], object]) -> NoReturn:
 
     SIGTERM unwinds it as Ctrl-C does, so that it leaves no unfinished file.
     """
-    before, stdout = signal.getsignal(signal.SIGTERM), sys.stdout
+    before, streams = signal.getsignal(signal.SIGTERM), (sys.stdout, sys.stderr)
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _terminate)
         status = command()
     except SystemExit as error:
-        status = error.code if sys.stdout is stdout else _CLOSED_PIPE  # for which click wraps it, and exits with 1
+        status = error.code if sys.stdout is streams[0] else _CLOSED_PIPE  # for which click wraps it, and exits with 1
     except (KeyboardInterrupt, click.exceptions.Abort):
         status = _stopped(signal.SIGINT)
     except Terminated:
@@ -59,8 +59,6 @@ def end(command: Callable[[], object]) -> NoReturn:
     except (UserError, CheckFailed) as error:
         status = fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
-        with suppress(OSError):
-            sys.stdout.close()
         status = _CLOSED_PIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -81,6 +79,8 @@ def end(command: Callable[[], object]) -> NoReturn:
     except Exception as error:
         status = _defect(error)
     finally:
+        sys.stdout, sys.stderr = streams
+        _close_unwritable()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     status = status if isinstance(status, int) else 0
@@ -100,6 +100,16 @@ def _defect(error: Exception) -> int:
         raise error
     traceback.print_exception(error)
     return 1
+
+
+def _close_unwritable() -> None:
+    """Close standard output if what is left cannot be written: Python would try it again, and end with status 120."""
+    with suppress(OSError):
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            sys.stdout.close()
 
 
 def _needed(error: click.ClickException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,5 +102,4 @@ def board(folder: Path, port: int, as_json: bool) -> None:
     with Board(folder, port) as served, suppress(KeyboardInterrupt):
         facts = {"url": served.url, "port": served.server_port, "folder": str(folder)}
         tell(facts, as_json, f"{served.url} shows {folder}; Ctrl-C ends it")
-        sys.stdout.flush()
         served.serve_forever()

@@ -182,4 +182,4 @@ def load_artifact(place: Path, parts: Sequence[Path] = ()) -> Artifact:
 
 def tell(facts: dict[str, Any], as_json: bool, text: str) -> None:
     """Print a result: as one JSON object, or as text for people."""
-    print(json.dumps(facts) if as_json else text)
+    print(json.dumps(facts) if as_json else text, flush=True)

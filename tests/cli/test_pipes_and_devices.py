@@ -112,12 +112,24 @@ def make(name: str, kind: str) -> None:
         os.symlink("/dev/zero", name)
 
 
-def test_a_reader_that_leaves_ends_it_without_a_word_and_not_as_a_failed_check() -> None:
+def printed(redirection: str, stdout: int | None = None) -> tuple[int, bytes]:
+    """Status and standard error of a verb that prints little, which is left for the end unless it is flushed."""
+    command = ["sh", "-c", f'exec "$0" -m caddie diff tiny tiny model.depth=3 --json {redirection}', sys.executable]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=buffered, check=False)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("redirection", ["", "2>&-"])
+def test_a_reader_that_leaves_ends_it_without_a_word_and_not_as_a_failed_check(redirection: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    ended = subprocess.run([sys.executable, "-m", "caddie", "recipes"], stdout=write, stderr=subprocess.PIPE)
+    assert printed(redirection, write) == (141, b"")
     os.close(write)
-    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_a_result_that_finds_no_space_is_a_mistake() -> None:
+    assert printed(">/dev/full") == (2, b"caddie: No space left on device\n")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
