@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -182,4 +183,6 @@ def load_artifact(place: Path, parts: Sequence[Path] = ()) -> Artifact:
 
 def tell(facts: dict[str, Any], as_json: bool, text: str) -> None:
     """Print a result: as one JSON object, or as text for people."""
+    if sys.stdout is None:  # as after `>&-`: print would do nothing
+        raise UserError("standard output is closed, so the result cannot be printed")
     print(json.dumps(facts) if as_json else text, flush=True)

@@ -128,8 +128,15 @@ def test_a_reader_that_leaves_ends_it_without_a_word_and_not_as_a_failed_check(r
     os.close(write)
 
 
-def test_a_result_that_finds_no_space_is_a_mistake() -> None:
-    assert printed(">/dev/full") == (2, b"caddie: No space left on device\n")
+@pytest.mark.parametrize(
+    ("redirection", "says"),
+    [
+        (">/dev/full", b"No space left on device"),
+        (">&-", b"standard output is closed, so the result cannot be printed"),
+    ],
+)
+def test_a_result_that_cannot_be_printed_is_a_mistake(redirection: str, says: bytes) -> None:
+    assert printed(redirection) == (2, b"caddie: " + says + b"\n")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
