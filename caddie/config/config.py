@@ -87,6 +87,8 @@ class Config(ABC):
 
     def but(self, diff: Diff | None = None, **settings: Any) -> Self:
         """Return a copy with the paths of `diff` (and fields by keyword) set; raises `UserError` for unknown paths."""
+        if not isinstance(diff, Mapping | None) or not all(isinstance(path, str) for path in diff or ()):
+            raise UserError(f"changes are a mapping from path to value, as {{'train.steps': 100}}, not {diff!r}")
         changes = {**(diff or {}), **settings}
         try:
             return typing.cast(Self, _changed(self, [(path.split("."), value) for path, value in changes.items()], ""))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from caddie.config import Count, NonNegative, coerce
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 
@@ -16,8 +17,9 @@ def sample(
     """Generate text: return the bytes of the prompt and of up to `tokens` sampled tokens, fewer if the document ends.
 
     A prompt may be text, which is taken as UTF-8. A temperature of 0 takes the most likely token. The same seed gives
-    the same text on one machine.
+    the same text on one machine. Raises `UserError` for `tokens` below 1 or a temperature below 0.
     """
+    tokens, temperature = coerce(tokens, Count, "tokens"), coerce(temperature, NonNegative, "temperature")
     tokenizer = artifact.tokenizer
     begun = tokenizer.encode(prompt.encode(errors="replace") if isinstance(prompt, str) else prompt).tolist()
     return tokenizer.decode([*begun, *continuation(artifact, begun, tokens, temperature, seed)])

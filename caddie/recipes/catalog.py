@@ -56,13 +56,16 @@ def _beside(file: Path, base: str) -> str:
     return str(file.parent / base) if base not in _SHIPPED and beside.exists() else base
 
 
-def find(name: str, within: tuple[Path, ...] = ()) -> Recipe:
+def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
     """Return a recipe by its name or alias; its twins are `NAME_mini` and `NAME_scale`, a user's own `FILE.py:NAME`.
 
     A file of TOML or JSON and the folder of a run are recipes as well (`recipe_file.py`). The experiments of public
     system 000 are found by their labels, as `public_000:LABEL`. `within` are the files that led here by their `base`.
     Raises `UserError` for an unknown name.
     """
+    if not isinstance(name, str | Path):
+        raise UserError(f"a recipe is found by its name or file, not by {name!r}")
+    name = str(name)
     if name not in _SHIPPED and (file := recipe_path(name)) is not None:
         if (place := file.absolute()) in within:
             raise UserError(f"{file} is based on itself")

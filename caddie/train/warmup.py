@@ -87,14 +87,15 @@ class _WarmUp:
         unmoved = self.unmoved(saved)
         for name, tensor in trainer.state().items():
             tensor.data.copy_(saved[name])
-        if checks and tame and self.unreached:
+        still = unmoved - self.unreached  # a gradient reaches them, which then reaches no others
+        if checks and tame and self.unreached and not still:
             raise UserError(
                 f"no gradient reaches {_some(self.unreached)}: nothing that the loss depends on reads it, or two"
                 " factors start at zero; train.warmup_steps=0 trains it anyway"
             )
-        if checks and tame and unmoved:
+        if checks and tame and still:
             raise UserError(
-                f"{_some(unmoved)} never move: look at the rates of train.optimizers, or set train.warmup_steps=0"
+                f"{_some(still)} never move: look at the rates of train.optimizers, or set train.warmup_steps=0"
             )
         return chosen
 

@@ -702,3 +702,9 @@ class Undescribed(Config):
 
 def test_a_missing_description_is_noticed() -> None:
     assert descriptions(Undescribed) == {"first": "The first.", "third": "The third."}
+
+
+@pytest.mark.parametrize("diff", ["x", {1: 2}, [("train.steps", 1)]])
+def test_changes_are_a_mapping_from_path_to_value(diff: Any) -> None:
+    with pytest.raises(UserError, match="changes are a mapping from path to value, as"):
+        Recipe().but(diff)

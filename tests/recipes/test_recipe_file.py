@@ -211,3 +211,10 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(at: int, length: int, new: 
     Path("a.toml").write_bytes((TOML[:at] + new + TOML[at + length :]).encode("utf-8", "surrogatepass"))
     with contextlib.suppress(UserError):  # nothing else
         assert isinstance(find("a.toml"), Recipe)
+
+
+def test_a_recipe_is_found_by_the_path_of_its_file() -> None:
+    assert find(write("a.toml", 'base = "tiny"\ntrain.steps = 2')) == find(Path("a.toml"))
+    nothing: Any = None
+    with pytest.raises(UserError, match="a recipe is found by its name or file, not by None"):
+        find(nothing)

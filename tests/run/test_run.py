@@ -493,3 +493,10 @@ def test_a_run_that_was_interrupted_early_can_go_on(left: list[str], tmp_path: P
         (tmp_path / name).write_text("")
     check_folder(tmp_path)
     check_folder(tmp_path / "new" / "run")
+
+
+def test_sampling_refuses_what_the_verb_refuses(tiny_run: Any) -> None:
+    artifact = load(tiny_run.artifact)
+    for wrong in ({"tokens": -4}, {"temperature": float("nan")}, {"temperature": -1.0}):
+        with pytest.raises(UserError, match=r"(tokens|temperature) must"):
+            sample(artifact, **wrong)

@@ -434,6 +434,11 @@ def test_a_parameter_that_never_moves_is_refused(tmp_path: Path) -> None:
         go(tmp_path, STEPS.but({"warmup_steps": 3, "optimizers.scalar.lr": 0.0}))
 
 
+def test_matrices_that_never_move_are_named_and_not_what_they_keep_from_a_gradient(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"blocks\.\S+ .*never move: look at the rates"):
+        go(tmp_path, STEPS.but({"warmup_steps": 3, "optimizers.matrix.lr": 0.0}))
+
+
 def test_the_warm_up_is_a_tenth_of_the_steps_and_says_how_far_it_is(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     trained = go(tmp_path, STEPS, progress=Recorder(events.append))
