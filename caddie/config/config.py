@@ -188,6 +188,8 @@ def _shortened(value: object) -> str:
 def coerce(value: object, annotation: Any, name: str) -> Any:
     """Return `value` as the type `annotation`; raises `UserError`, which names the field, if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():  # a number of NumPy's or PyTorch's
+        value = typing.cast(Any, value).item()
     if origin is Annotated:
         result = coerce(value, arguments[0], name)
         arguments[1].check(result, name)
@@ -212,7 +214,7 @@ def coerce(value: object, annotation: Any, name: str) -> Any:
             raise UserError(f"{name} must be a mapping, not {_shortened(value)}{hint_elsewhere(name)}")
         return {str(key): coerce(item, arguments[1], f"{name}.{key}") for key, item in value.items()}
     if annotation is Any:
-        return value
+        return {key: coerce(item, Any, name) for key, item in value.items()} if isinstance(value, dict) else value
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return _coerce_config(value, annotation, name)
     return _coerce_scalar(value, annotation, name)

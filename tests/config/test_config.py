@@ -10,7 +10,9 @@ import re
 import typing
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -708,3 +710,11 @@ def test_a_missing_description_is_noticed() -> None:
 def test_changes_are_a_mapping_from_path_to_value(diff: Any) -> None:
     with pytest.raises(UserError, match="changes are a mapping from path to value, as"):
         Recipe().but(diff)
+
+
+def test_numbers_of_libraries_are_numbers() -> None:
+    diff = {"train.steps": 3, "train.z_loss": 0.5, "model.layers.0": {"attention.query_gain": 2.0}}
+    others = {"train.steps": np.int64(3), "train.z_loss": torch.tensor(0.5)}
+    found = Recipe().but({**others, "model.layers.0": {"attention.query_gain": np.float64(2.0)}})
+    assert (found, found.sha256) == (Recipe().but(diff), Recipe().but(diff).sha256)
+    assert type(found.train.steps) is int
