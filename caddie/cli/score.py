@@ -17,7 +17,7 @@ from caddie.config import assignments
 from caddie.errors import CheckFailed, UserError
 from caddie.files import check_new_file
 from caddie.report.display import Display
-from caddie.report.tables import score_table, table
+from caddie.report.tables import printable, score_table, table
 from caddie.runtime.interrupt import ends_on_interrupt
 from caddie.runtime.progress import JsonLines
 
@@ -163,5 +163,6 @@ def score(
         return 0
     if not math.isfinite(result["bits_per_byte"]):
         raise CheckFailed(f"the score of {artifact} is {result['bits_per_byte']}: its model gives no probabilities")
-    tell(result, as_json, score_table(result))
+    text = f"text           {printable(corpus.manifest.source)}, prepared in {printable(str(corpus.folder))}"
+    tell(result, as_json, f"{score_table(result)}\n{text}")
     return 0

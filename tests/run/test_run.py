@@ -500,3 +500,9 @@ def test_sampling_refuses_what_the_verb_refuses(tiny_run: Any) -> None:
     for wrong in ({"tokens": -4}, {"temperature": float("nan")}, {"temperature": -1.0}):
         with pytest.raises(UserError, match=r"(tokens|temperature) must"):
             sample(artifact, **wrong)
+
+
+def test_a_score_names_its_text(tiny_run: Any) -> None:
+    """Without --data it is that which the recipe.json of the folder names, and a stranger may have written that."""
+    *_, last = call("score", tiny_run.folder, "--quiet").out.splitlines()
+    assert last == f"text           {tiny_run.text}, prepared in {tiny_run.corpus}"
