@@ -119,15 +119,10 @@ class Protection(Config):
         quantizers: Mapping[str, Quantizer],
         calibrations: Mapping[str, Calibration],
     ) -> dict[str, Quantizer]:
-        """Return parameter name to quantizer for the matrices of the best groups; `UserError` if there is no group."""
+        """Return parameter name to quantizer for the matrices of the best groups."""
         found: dict[str, Quantizer] = {}
         for _, name, protected in self.ranked(weights, quantizers, calibrations)[: self.groups]:
             found.setdefault(name, protected)
-        if not found:
-            raise UserError(
-                f"pack.protection: no matrix of more than {_FEWEST_NUMBERS:,} numbers and at least {self.columns} "
-                f"columns has GPTQ of fewer than {self.bits} bits, not packed; set pack.protection=none"
-            )
         return found
 
     def ranked(

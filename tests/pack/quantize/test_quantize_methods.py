@@ -254,18 +254,6 @@ def test_every_tensor_of_the_later_records_packing_is_ours(frontier: Path) -> No
     assert compared == set(golden)
 
 
-@pytest.mark.parametrize(
-    ("rows", "quantizer"),
-    [(256, Gptq(of=Rows(bits=6))), (257, Gptq(of=Rows(bits=8))), (257, Gptq(of=Rows(packed=True))), (257, Rows())],
-    ids=repr,
-)
-def test_protection_of_nothing_is_refused(rows: int, quantizer: Quantizer) -> None:
-    weights, known = {"w": torch.ones(rows, 256)}, {"w": Calibration(inputs=torch.eye(256))}
-    assert Protection().protected({"w": torch.ones(257, 256)}, {"w": Gptq(of=Rows(bits=6))}, known)
-    with pytest.raises(UserError, match=r"no matrix of more than 65,536 numbers .* set pack.protection=none"):
-        Protection().protected(weights, {"w": quantizer}, known)
-
-
 def test_protected_columns_cannot_be_packed() -> None:
     with pytest.raises(UserError, match="two widths"):
         Protected(of=Gptq(of=Rows(bits=6, packed=True)))
