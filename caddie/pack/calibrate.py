@@ -14,7 +14,7 @@ from torch.func import functional_call
 from caddie.config import Config, Count, NonNegative, known
 from caddie.data.loaders import ShuffledSequences
 from caddie.data.shards import Tokens
-from caddie.model import Cache, Linear, Model
+from caddie.model import Cache, Linear, Model, TiedHead, UntiedHead
 from caddie.ops import rms_norm
 from caddie.pack.quantize import Calibration
 from caddie.runtime.distributed import Ranks
@@ -239,8 +239,9 @@ def _floored(squares: Tensor, seen: Tensor) -> Tensor:
 def _uses(model: Model) -> dict[str, nn.Module]:
     """Return the module whose inputs each weight of a matrix product multiplies, by name."""
     found: dict[str, nn.Module] = {f"{n}.weight": each for n, each in model.named_modules() if isinstance(each, Linear)}
-    # The head multiplies by its table itself, or by the embedding's.
-    return {**found, "embedding.weight" if model.head.table is None else "head.table.weight": model.head}
+    # A head multiplies by its table itself, or by the embedding's.
+    table = {TiedHead: "embedding.weight", UntiedHead: "head.table.weight"}.get(type(model.config.head))
+    return {**found, table: model.head} if table else found
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
