@@ -188,7 +188,7 @@ def _shortened(value: object) -> str:
 def coerce(value: object, annotation: Any, name: str) -> Any:
     """Return `value` as the type `annotation`; raises `UserError`, which names the field, if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():  # a number of NumPy's or PyTorch's
+    if getattr(value, "dtype", None) and getattr(value, "shape", None) == ():  # a number of NumPy's or PyTorch's
         value = typing.cast(Any, value).item()
     if origin is Annotated:
         result = coerce(value, arguments[0], name)
