@@ -174,9 +174,9 @@ class Corpus:
             raise UserError(f"{leaked} are training documents too, by hashes of {other}; a score means little")
 
     def shows_hashed_tokens(self) -> bool:
-        """True if the training documents are known by their ids, and a training shard shows it.
+        """Return True if a training shard proves that the training documents are known by their ids.
 
-        What is said to be hashes of ids may be hashes of text, among which no held-out ids are ever found.
+        A stranger's hashes of ids may be hashes of text, among which no held-out ids are ever found.
         """
         if self.manifest.hashed != "tokens" or not self.manifest.train.shards:
             return False

@@ -117,7 +117,7 @@ class Manifest:
 
     @property
     def training_set(self) -> str:
-        """What an artifact states of the training documents: the hash of their set, after `tokens:` if it is of ids."""
+        """Hash of the set of training documents, as an artifact states it: after `tokens:` if they are known by ids."""
         return "tokens:" * (self.hashed == "tokens") + self.train.document_set_sha256
 
 

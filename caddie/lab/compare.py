@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from caddie.data.corpus import file_sha256
 from caddie.errors import UserError
 from caddie.lab.measured import listed
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
 from caddie.lab.verdicts import Documents, measure
 from caddie.report.documents import Figures, run_documents
-from caddie.report.read import check_score, read_scored_result, result_errors, training_notes
+from caddie.report.read import read_scored_result, result_errors, training_notes
 from caddie.report.run_files import ARTIFACT, RESULT
 from caddie.report.tables import crop, number, printable, table
 from caddie.report.units import Unit, convert
 from caddie.report.verification import verified
+from caddie.run.run_folder import check_artifact
 
 _COMMON = {
     "recipe": "settings",
@@ -74,9 +74,8 @@ def read(place: Path) -> ScoredRun:
         raise UserError(f"{place} holds no result.json, so it is no finished run; finish it or leave it out")
     with result_errors(path, "a comparison"):
         result = read_scored_result(path)
-        check_score(path, result)
-        if (file := path.parent / ARTIFACT).is_file() and file_sha256(file) != result["sha256"]["artifact"]:
-            raise UserError(f"{file} is not the file that {path} scored; run the recipe again")
+        if (path.parent / ARTIFACT).is_file():
+            check_artifact(path.parent, result)
         score = result["scores"]["quantized_plain"]
         run = ScoredRun(
             place=place,

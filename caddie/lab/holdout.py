@@ -15,8 +15,8 @@ from caddie.data.prepare import prepare_validation
 from caddie.errors import UserError, count
 from caddie.files import write_json
 from caddie.lab.job import Run, finished
-from caddie.lab.rows import RESULTS, STUDY, Row, read_holdout
-from caddie.lab.runner import earlier_command, keep, plan, set_aside
+from caddie.lab.rows import RESULTS, STUDY, Row, keep_earlier, read_holdout
+from caddie.lab.runner import check_results, keep, plan
 from caddie.lab.study import Study
 from caddie.pack import artifact as artifacts
 from caddie.report.run_files import ARTIFACT, HOLDOUT
@@ -38,7 +38,7 @@ def score_holdout(
     byte; they are written after each run. `progress` gets a `runs` event for each run. Raises `UserError` while runs
     are left to do, if `text` has no new document, and if an artifact is not here.
     """
-    command = earlier_command(study, results)
+    check_results(study, results)
     planned = plan(study, data, runs, progress, results=results)
     if left := sum(not run.over for run in planned):
         what = f"{left} of {len(planned)} runs of {study.name} are left to do"
@@ -51,8 +51,9 @@ def score_holdout(
     if gone := len(needed) - len(files):
         what = f"the artifacts of {count(gone, 'run')} are not here, only rows in {results / RESULTS}"
         raise UserError(f"{what}; copy them to {results / ARTIFACTS}, or run the study again with another --out")
-    write_json(results / STUDY, {**study.to_json(), "command": command})
-    set_aside(planned, results, progress)
+    if not (results / STUDY).exists():
+        write_json(results / STUDY, study.to_json())
+    keep_earlier(results, {run.key for run in planned}, progress)
     for number, place in enumerate(chosen, 1):
         run = planned[place]
         if place in files:

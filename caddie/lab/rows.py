@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.files import replacing
 from caddie.lab.job import Run, finished
 from caddie.lab.study import Study
@@ -19,11 +19,12 @@ from caddie.report.charts import is_finite
 from caddie.report.documents import read_documents, run_documents, write_documents
 from caddie.report.read import pick, read_json, read_result, read_steps
 from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RESULT
+from caddie.runtime.progress import Progress
 
 Row = dict[str, Any]
 STUDY, RESULTS, ESTIMATE = "study.json", "results.jsonl", "estimate.json"
 EARLIER = "earlier.jsonl"
-"""Rows of finished runs that the study has no more, each with its documents."""
+"""Rows of finished runs that the study no longer plans, each with its documents."""
 CURVE_POINTS = 60
 """Most points of the loss curve in a row."""
 
@@ -146,13 +147,13 @@ def finished_rows(*paths: Path) -> dict[str, Row]:
     return {str(row.get("key")): row for path in paths for row in _finished(path)}
 
 
-def keep_earlier(folder: Path, keys: Collection[str]) -> int:
-    """Copy finished rows of `RESULTS` with other keys to `EARLIER`, and return the number of new ones."""
+def keep_earlier(folder: Path, keys: Collection[str], progress: Progress) -> None:
+    """Copy finished rows of `RESULTS` with other keys than these of a study to `EARLIER`, and say so."""
     kept = _finished(folder / EARLIER)
     new = [row for row in _finished(folder / RESULTS) if row.get("key") not in keys and row not in kept]
     if new:
         _write(folder / EARLIER, [*kept, *new])
-    return len(new)
+        progress.note(f"{count(len(new), 'finished run')} not of this study any more; kept in {folder / EARLIER}")
 
 
 def _finished(path: Path) -> list[Row]:

@@ -77,7 +77,7 @@ def run_jobs(
     `keep_checkpoints`, the checkpoint of a finished run is removed once no run left needs its training. Raises
     `UserError` before the first run for all that can be checked by then.
     """
-    earlier_command(study, results)
+    check_results(study, results)
     planned = plan(study, data, runs, progress, results=results)
     otherwise = f"a study named {study.name} is being run by another process, whatever its --out; wait for it, "
     otherwise += "stop it, or run this one in another working directory or under a name of its own"
@@ -90,12 +90,10 @@ def run_jobs(
         return in_progress.drive(executor, command, keep_checkpoints)
 
 
-def earlier_command(study: Study, results: Path) -> str:
-    """Return the command that began a study's results, "" for new ones; `UserError` if they are another study's."""
-    begun = read_study(results / STUDY) if (results / STUDY).exists() else {"name": study.name}
-    if begun["name"] != study.name:
+def check_results(study: Study, results: Path) -> None:
+    """Raise `UserError` if a folder of results is another study's."""
+    if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
         raise UserError(f"{results} holds the results of another study; name another folder with --out")
-    return str(begun.get("command", ""))
 
 
 @contextmanager
@@ -216,7 +214,7 @@ class _StudyInProgress:
         if kept := sum(run.row is not None for run in planned):
             what = f"{count(kept, 'run')} finished elsewhere, by the rows in {self.results}"
             self.progress.note(f"{what}; to do them again here, name another folder with --out")
-        set_aside(planned, self.results, self.progress)
+        keep_earlier(self.results, {run.key for run in planned}, self.progress)
         self._keep("done so far")
         while groups := _groups([run for run in planned if not run.over]):
             trained = {training_of(run): run for run in reversed(planned) if has_reusable_training(run.folder)}
@@ -307,12 +305,6 @@ def _groups(left: Iterable[Run]) -> list[list[Run]]:
 def training_of(run: Run) -> object:
     """Return the key of a run's training: runs that share it train once."""
     return run.seed, run.corpus, run.recipe.model.key(), run.recipe.train.key()
-
-
-def set_aside(planned: Iterable[Run], results: Path, progress: Progress) -> None:
-    """Keep the rows of finished runs that are not planned any more, before `keep` writes those of the planned ones."""
-    if new := keep_earlier(results, {run.key for run in planned}):
-        progress.note(f"{count(new, 'finished run')} not of this study any more; kept in {results / EARLIER}")
 
 
 def keep(study: Study, planned: list[Run], results: Path) -> list[Row]:

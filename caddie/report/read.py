@@ -54,14 +54,6 @@ def final_score(result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return [*file_scores(result).items()][-1]
 
 
-def check_score(path: Path, result: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the bits per byte of the result at `path` are not those of its own sums."""
-    score, stated = final_score(result)[1], result["bits_per_byte"]
-    found = bits_per_byte(score["nats"], score["source_bytes"])
-    if not math.isclose(found, stated, rel_tol=1e-9):
-        raise UserError(f"{path} states {stated:.4f} bits per byte, and its sums come to {found:.4f}; run it again")
-
-
 def read_result(path: Path) -> dict[str, Any]:
     """Return the result at `path`. Raises `UserError` if there is none of this version."""
     try:
@@ -82,10 +74,17 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def read_scored_result(path: Path) -> dict[str, Any]:
-    """Return the result at `path`. Raises `UserError` if it has no finite score."""
+    """Return the result at `path`. Raises `UserError` if it has no finite score, or another than that of its sums."""
     result = read_result(path)
-    if not is_finite(result.get("bits_per_byte")):
+    if not is_finite(stated := result.get("bits_per_byte")):
         raise UserError(f"{path} holds no score: bits_per_byte must be a finite number; run the recipe again")
+    if "scores" not in result:
+        return result
+    with result_errors(path, "a score"):
+        score = final_score(result)[1]
+        found = bits_per_byte(score["nats"], score["source_bytes"])
+    if not math.isclose(found, stated, rel_tol=1e-9):
+        raise UserError(f"{path} states {stated:.4f} bits per byte, and its sums come to {found:.4f}; run it again")
     return result
 
 

@@ -153,9 +153,14 @@ def read_finished(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     result, about = read_scored_result(folder / RESULT), read_json(folder / RECIPE)
     if not isinstance(pick(about, "recipe"), dict):
         raise UserError(f"{folder / RECIPE} is missing or damaged; run the recipe again")
+    check_artifact(folder, result)
+    return result, about
+
+
+def check_artifact(folder: Path, result: Mapping[str, Any]) -> None:
+    """Raise `UserError` unless the artifact in a run folder is the file of its result."""
     if not (folder / ARTIFACT).is_file() or file_sha256(folder / ARTIFACT) != pick(result, "sha256", "artifact"):
         raise UserError(f"{folder / ARTIFACT} is not the file that {folder / RESULT} scored; run the recipe again")
-    return result, about
 
 
 def finished_result(folder: Path, recipe: Recipe, seed: int, corpus: Corpus) -> dict[str, Any]:

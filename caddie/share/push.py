@@ -12,7 +12,7 @@ from caddie.config.userfile import read_stated
 from caddie.data.hub import ABSENT, hub_library
 from caddie.errors import UserError
 from caddie.files import reason
-from caddie.report.read import check_score, pick, read_regular, result_errors
+from caddie.report.read import pick, read_regular, result_errors
 from caddie.report.run_files import ARTIFACT, PARTS, RECIPE, REPORT, RESULT
 from caddie.run.run_folder import read_finished
 from caddie.share.card import card_data, card_text
@@ -64,8 +64,7 @@ def run_files(run: Path) -> dict[str, bytes]:
 
     Links are not followed, and of `parts` only what the recipe states is taken: somebody else may have made the folder.
     """
-    result, about = read_finished(run)
-    check_score(run / RESULT, result)
+    _, about = read_finished(run)
     if not (run / REPORT).is_file():
         raise UserError(f"{run / REPORT} is missing; make it by: caddie report {run}")
     parts = {f"{PARTS}/{one.name}": one.sha256 for one in read_stated(pick(about, PARTS) or [])}

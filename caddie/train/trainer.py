@@ -230,7 +230,7 @@ class Trainer:
     def loss(self, batches: Iterable[Batch], train_progress: TrainProgress, bos: int) -> float:
         """Return the mean loss on batches of the longest rows, of the model as it is at `train_progress`, uncompiled.
 
-        Waits for the device. Weights are fake-quantized as in a step there.
+        Waits for the device. Weights are fake-quantized as in a step at `train_progress`.
         """
         self.views.set(train_progress)
         stage, length, total, count = self.model.stage(train_progress.progress), self.config.longest_row, 0.0, 0

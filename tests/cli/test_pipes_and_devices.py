@@ -113,7 +113,7 @@ def make(name: str, kind: str) -> None:
 
 
 def printed(redirection: str, stdout: int | None = None) -> tuple[int, bytes]:
-    """Status and standard error of a verb that prints little, which is left for the end unless it is flushed."""
+    """Return status and standard error of a verb whose little output is written only when it is flushed."""
     command = ["sh", "-c", f'exec "$0" -m caddie diff tiny tiny model.depth=3 --json {redirection}', sys.executable]
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=buffered, check=False)

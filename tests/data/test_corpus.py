@@ -285,7 +285,7 @@ def test_a_document_that_its_tokens_change_into_a_training_document_is_none(
 
 
 def test_hashes_of_ids_show_it_by_a_training_shard(tmp_path: Path) -> None:
-    """A stranger's corpus may say so of hashes of text, among which no held-out ids are found."""
+    """Hashes of text may be called hashes of ids; no held-out ids are found among them."""
     stream = of_stream(tmp_path)
     assert not stream.shows_hashed_tokens(), "it has no training shard"
     assert stream.manifest.training_set == f"tokens:{set_sha256([])}"

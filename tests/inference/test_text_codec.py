@@ -287,7 +287,7 @@ def test_a_megabyte_of_real_text(real_data: Path) -> None:
 
 
 def test_a_scoring_that_does_not_fit_the_memory_is_refused(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of a stranger states it."""
+    """A stranger's compressed text states its own scoring."""
     artifact = load(tiny_run.artifact)
     packed = _MAGIC + _hashes(artifact, b"") + _leb128(_FILE, 1, 3, 0) + bytes(64)
     monkeypatch.setattr("caddie.train.stage_memory.free_bytes", lambda *given: 1 << 20)

@@ -61,7 +61,7 @@ def study(**settings: object) -> Study:
 
 
 def texts(corpus: Path) -> dict[str, str]:
-    """The hashes of a corpus in a result."""
+    """Return the hashes of a corpus as a result has them."""
     found = Corpus.load(corpus).manifest
     sets = {f"{name}_documents": getattr(found, name).document_set_sha256 for name in ("train", "validation")}
     return {**sets, "tokenizer": found.tokenizer.sha256}

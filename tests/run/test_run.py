@@ -390,7 +390,7 @@ printf '{"asked": "%s", "rank": "%s", "threads": "%s"}' "$*" "$RANK$WORLD_SIZE$L
 
 
 def test_hashes_of_another_kind_prove_nothing(tiny_run: Any, tmp_path: Path) -> None:
-    """Among hashes of text no held-out ids are found, were they those of the training documents themselves."""
+    """Held-out ids are not found among hashes of text, even if they are those of training documents."""
     artifact, own = load(tiny_run.artifact), Corpus.load(tiny_run.corpus)
     shutil.copytree(tiny_run.corpus, tmp_path / "other")
     path = tmp_path / "other" / "manifest.json"
@@ -503,6 +503,6 @@ def test_sampling_refuses_what_the_verb_refuses(tiny_run: Any) -> None:
 
 
 def test_a_score_names_its_text(tiny_run: Any) -> None:
-    """Without --data it is that which the recipe.json of the folder names, and a stranger may have written that."""
+    """Without --data the text is named by the folder's recipe.json, which a stranger may have written."""
     *_, last = call("score", tiny_run.folder, "--quiet").out.splitlines()
     assert last == f"text           {tiny_run.text}, prepared in {tiny_run.corpus}"

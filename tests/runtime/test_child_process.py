@@ -1,4 +1,4 @@
-"""What a child process imports."""
+"""The environment of child processes: where they find modules."""
 
 from __future__ import annotations
 

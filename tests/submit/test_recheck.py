@@ -100,7 +100,7 @@ def put(**fields: Any) -> Callable[[Result], None]:
         (put(device=5), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
         (put(world="8"), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
         (put(world=0), "lacks what a submission needs (TypeError: device must be text and world a number above 0)"),
-        (put(scores__quantized_adaptive={"tokens": 1, "bits_per_byte": 1.0}), "lacks what a comparison needs"),
+        (put(scores__quantized_adaptive={"tokens": 1, "bits_per_byte": 1.0}), "lacks what a score needs"),
     ],
 )  # fmt: skip
 def test_an_edited_result_is_refused_in_one_line(
@@ -140,7 +140,7 @@ def test_an_honest_run_is_scored_again_and_the_readme_says_how_far_off_that_was(
 
 
 def test_what_fails_a_new_verification_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list of checks is the run's own word."""
+    """A run's list of checks may have been edited."""
     failed = Verdict(checks=(Check("file is intact", True, ""), Check("no look-ahead", False, "it looked")))
     monkeypatch.setattr(recheck, "verify", lambda *given, **named: failed)
     with pytest.raises(UserError, match="run does not pass verification: no look-ahead: it looked"):

@@ -729,7 +729,7 @@ def test_held_out_text_is_measured_and_changes_nothing_else(tmp_path: Path) -> N
 
 
 def test_held_out_text_is_quantized_as_in_a_step_there() -> None:
-    """Whatever the views were set to before, as by the warm-up."""
+    """The warm-up may leave the views at another strength."""
     view = StraightThrough(quantizer=Rows(bits=2), strength=Ramp(start=0.0, end=1.0, begin=0.5))
     trainer, batches = Trainer(TINY, STEPS.but(qat={"matrix": view}), 7, Ranks()), hooks.held_out_batches(SHARDS[0], 32)
     first, late = (TrainProgress(step, 0.0, trainer.config.budget) for step in (0, 7))
