@@ -44,18 +44,7 @@ def end(command: Callable[[], object]) -> NoReturn:
     except Terminated:
         status = _stopped(signal.SIGTERM)
     except click.ClickException as error:
-        hint = getattr(error, "ctx", None)
-        usage = f"; see `{hint.command_path} --help`" if hint else ""
-        if (
-            isinstance(error, click.NoSuchOption)
-            and hint
-            and any(one.name == "settings" for one in hint.command.params)
-        ):
-            usage = f"; settings have no dashes: PATH=VALUE, as train.steps=100{usage}"
-        said = " ".join(error.format_message().split()).rstrip(".")
-        said = re.sub("not a valid integer( range)?", "not a whole number", said)
-        said = re.sub("not a valid float( range)?", "not a number", said)
-        status = fail(said + _needed(error) + usage, 2)
+        status = fail(_mistake(error), 2)
     except (UserError, CheckFailed) as error:
         status = fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
@@ -110,6 +99,23 @@ def _close_unwritable() -> None:
                 sys.stdout.flush()
         except OSError:
             sys.stdout.close()
+
+
+def _mistake(error: click.ClickException) -> str:
+    """Return what click says of a mistake in our words, and where to read on."""
+    context, usage = getattr(error, "ctx", None), ""
+    if context is not None:
+        usage, params = f"; see `{context.command_path} --help`", context.command.params
+        if isinstance(error, click.NoSuchOption):
+            hidden = {name for one in params if getattr(one, "hidden", False) for name in one.opts}
+            shown = [name for name in error.possibilities or () if name not in hidden]
+            error = click.NoSuchOption(error.option_name, possibilities=shown, ctx=context)
+            if any(one.name == "settings" for one in params):
+                usage = f"; settings have no dashes: PATH=VALUE, as train.steps=100{usage}"
+    said = " ".join(error.format_message().split()).rstrip(".")
+    said = re.sub("not a valid integer( range)?", "not a whole number", said)
+    said = re.sub("not a valid float( range)?", "not a number", said)
+    return said + _needed(error) + usage
 
 
 def _needed(error: click.ClickException) -> str:

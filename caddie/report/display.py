@@ -27,7 +27,10 @@ SHORTEST_GAP = 2.0
 LONGEST_GAP = 60.0
 """Most seconds between two plain lines of a phase."""
 FIRST_SILENCE = 5.0
-"""Seconds without an event after which a plain line says that the work goes on; the next comes after twice as many."""
+"""Seconds without an event after which a plain line says that the work goes on; the next comes after twice as many.
+
+Steps of training do not begin this anew: of a large model each may take longer.
+"""
 _PHASE_WIDTH, _BAR_WIDTH = 9, 10
 """Characters of the longest phase's name, and the fewest of a bar."""
 _SETTLED = 1.0
@@ -117,7 +120,7 @@ class Display(Progress):
 
     def note(self, text: str) -> None:
         """Show one line that stays."""
-        self._last_event = time.monotonic()
+        self._last_event, self._silence = time.monotonic(), FIRST_SILENCE
         line = printable(text)
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -133,7 +136,7 @@ class Display(Progress):
             self.note(name)
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth, self._first_tokens = -math.inf, -1, None
-        self._silence = FIRST_SILENCE
+        self._last_event, self._silence = time.monotonic(), FIRST_SILENCE
 
     def step(self, event: Event) -> None:
         """Show an event of the current phase (see `Progress`)."""
@@ -197,7 +200,7 @@ class Display(Progress):
 
     def _doing(self, line: str) -> None:
         """Show the current work; off a terminal at most one line in two seconds."""
-        self._last_step = line = printable(line)
+        self._last_step, self._silence = (line := printable(line)), FIRST_SILENCE
         if self._live is not None and self._task is not None:
             self._live.update(self._task, text=line)
         elif self._live is None and self.now() - self._last_line >= SHORTEST_GAP:

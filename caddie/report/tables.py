@@ -158,7 +158,7 @@ def score_table(result: Mapping[str, Any]) -> str:
     notes = result.get("notes") or []
     if "table" in kinds:
         told = f"{plain['table_bytes']:,} here, where the text has {plain['source_bytes']:,}"
-        notes = [f"The contest counts bytes by a table of its tokenizer: {told}.", *notes]
+        notes = [f"Table bytes are those of the contest's table of each token's bytes: {told}.", *notes]
     lines += [line for note in notes for line in textwrap.wrap(note, terminal_width())]
     return "\n".join(lines)
 

@@ -29,7 +29,7 @@ from caddie.score.windows import Window, check_windows
 KINDS = {
     "plain": "windows side by side",
     "sliding": "windows that overlap, so that each token has a longer past",
-    "adaptive": "what was scored helps with what follows, by test-time training or n-gram tilt",
+    "adaptive": "what was scored helps with what follows",
     "user": "a scorer in a file of the user's",
 }
 """Kinds of scores of an artifact, and what each scores by; the last that it has is its score."""
@@ -241,10 +241,11 @@ def score_kinds(
         kinds["sliding"] = scoring.but(ttt=None, tilt=None)
     if scoring.ttt is not None or scoring.tilt is not None:
         kinds["adaptive"] = scoring
-    scores = {}
+    means = {"test-time training": scoring.ttt, "n-gram tilt": scoring.tilt}
+    by, scores = " and ".join(name for name, part in means.items() if part is not None), {}
     for kind, settings in kinds.items():
         progress.phase(kind)
-        progress.step({"event": "doing", "text": KINDS[kind]})
+        progress.step({"event": "doing", "text": f"{KINDS[kind]}, by {by}" if kind == "adaptive" else KINDS[kind]})
         keep = on_window and partial(on_window, kind)
         scores[kind] = score(model, text, settings, progress, ranks=ranks, on_window=keep)
     if scorer is not None:

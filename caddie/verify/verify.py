@@ -97,6 +97,7 @@ def verify(
     checks = file_checks(artifact, cap_bytes)
     documents = library()
     if corpus is not None:
+        progress.step({"event": "doing", "text": "reading the corpus"})
         corpus.check_counts()
         documents = _held_out_documents(corpus)
         hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
@@ -112,6 +113,7 @@ def verify(
         checks += vocabulary
         checks += check_training_documents(artifact.tokenizer, corpus, secrets.randbits(32))
         checks += check_near_copies(artifact.tokenizer, corpus, secrets.randbits(32), progress)
+    progress.step({"event": "doing", "text": "starting the probes"})
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     too_short = not long_enough(artifact.tokenizer, excerpts(documents, chosen, seed))
     sources = library() if too_short else documents

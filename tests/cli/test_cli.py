@@ -573,6 +573,11 @@ def test_a_setting_typed_as_an_option_is_shown_as_a_setting(caddie: Call) -> Non
     assert "settings" not in caddie("recipes", "--steps").err, "it takes none"
 
 
+def test_a_wrong_option_is_not_said_to_mean_a_hidden_one(caddie: Call) -> None:
+    assert "--events" not in caddie("score", "artifact.caddie", "--device").err
+    assert "'--documents'" in caddie("score", "artifact.caddie", "--document").err
+
+
 def test_a_run_that_is_not_there_is_named(caddie: Call, tmp_path: Path) -> None:
     ended = caddie("compare", tmp_path / "none", "--against", tmp_path)
     assert (ended.status, ended.err) == (2, f"caddie: no {tmp_path / 'none'}; name the folders of finished runs\n")

@@ -159,8 +159,8 @@ def test_a_score_speaks_of_the_contest_only_where_it_matters() -> None:
     assert "By its totals" in told("By its totals this is the contest's validation set.", source)
     for matters in (told("By its totals it is.", source - 33), told(None, source // 2)):
         assert "bits per table byte" in matters
-        assert "The contest counts bytes by a table of its tokenizer: " in matters
-    assert f"{source // 2:,} here, where the\ntext has {source:,}." in told(None, source // 2)
+        assert "Table bytes are those of the contest" in matters
+    assert f"{source // 2:,}\nhere, where the text has {source:,}." in told(None, source // 2)
 
 
 def test_result_table_without_a_fit() -> None:
@@ -427,6 +427,18 @@ def test_silent_work_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = stream.getvalue().splitlines()[2:]
     assert first == "      still at work after 0:00: probe 3 of 20"
     assert len(others) <= 1  # after 0.1 and 0.3 seconds
+
+
+def test_each_piece_of_work_is_said_to_go_on_as_soon_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display_module, "FIRST_SILENCE", 0.2)
+    stream = io.StringIO()
+    with Display(stream=stream) as display:
+        display.phase("verify")
+        display.step({"event": "doing", "text": "probe 3 of 20"})
+        time.sleep(0.8)  # said after 0.2 and 0.6 seconds; the next would come 0.8 later
+        display.step({"event": "doing", "text": "probe 4 of 20"})
+        time.sleep(0.5)
+    assert "      still at work after 0:01: probe 4 of 20" in stream.getvalue().splitlines()
 
 
 def test_an_early_forecast_says_nothing_of_the_loss_by_rounding() -> None:

@@ -957,7 +957,9 @@ def test_an_artifact_has_the_scores_that_its_settings_have() -> None:
         watched.events.clear()
         found = score_kinds(model, text, chosen, progress=watched)
         assert list(found) == watched.phases == kinds
-        assert [event["text"] for event in watched.events if event["event"] == "doing"] == [KINDS[one] for one in kinds]
+        said = [event["text"] for event in watched.events if event["event"] == "doing"]
+        by = f", by {'n-gram tilt' if chosen.tilt else 'test-time training'}"
+        assert said == [KINDS[one] + (by if one == "adaptive" else "") for one in kinds]
         alone = {"plain": chosen.plain, "sliding": chosen.but(ttt=None, tilt=None), "adaptive": chosen}
         assert {kind: one.nats for kind, one in found.items()} == {
             kind: score(model, text, alone[kind]).nats for kind in kinds

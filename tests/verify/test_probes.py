@@ -746,7 +746,8 @@ def test_the_probe_that_runs_is_shown_and_nothing_else_that_a_scorer_writes(
     monkeypatch.setattr(verification, "run_in_sandbox", end)
     progress = RecordedProgress()
     verification.verify(load(tiny_run.artifact), 16_000_000, progress=progress)
-    assert progress.events == [{"event": "doing", "text": f"probe 3 of {len(PROBES)}: no look-ahead"}]
+    shown = ["starting the probes", f"probe 3 of {len(PROBES)}: no look-ahead"]
+    assert progress.events == [{"event": "doing", "text": text} for text in shown]
     assert progress.phases == progress.notes == []
 
 
