@@ -21,9 +21,10 @@ from caddie.lab.executors import Executor, Local
 from caddie.lab.findings import findings
 from caddie.lab.report import signed, verdict_html, verdict_q, write_study_report
 from caddie.lab.rows import Row
-from caddie.lab.runner import run_jobs
+from caddie.lab.runner import StudyInProgress, alone, check_results, plan
 from caddie.lab.study import Study
 from caddie.report.display import Display
+from caddie.report.run_files import ERROR, STOP
 from caddie.report.tables import crop, printable, table
 from caddie.runtime.progress import Progress
 
@@ -86,20 +87,37 @@ def run_study(
     *,
     workers: int = 1,
     folder: str | Path | None = None,
+    runs: Path = Path("runs"),
     executor: Executor | None = None,
     price: float | None = None,
     progress: Progress | None = None,
-    **how: Any,
+    retry: bool = False,
+    command: str = "",
+    total: int | None = None,
+    keep_checkpoints: bool = True,
 ) -> Results:
     """Do the runs of a study that are not over on the text at `data`, write its reports, and return the results.
 
-    `workers` runs go on at once on this machine, unless an `executor` is given. `progress` prints plain lines unless
-    given. `folder` and `how` go to `caddie.lab.runner.run_jobs`, as `results` and as further arguments. Raises
-    `UserError` for a study that cannot run.
+    `workers` runs go on at once on this machine, unless an `executor` is given. Results go to `folder`. `runs` holds
+    the folders of all studies; a run of another study with the same settings, seed and texts is reused. `retry` repeats
+    failed runs. The report shows `command` as the one typed. `progress` prints plain lines unless given; it gets a
+    `runs` event for each run that ends, out of `total`, by default the runs of the study. Without `keep_checkpoints`,
+    the checkpoint of a finished run is removed once no run left needs its training. Raises `UserError` for a study that
+    cannot run, before the first run for all that can be checked by then.
     """
-    place, executor = Path(folder or Path("runs", study.name)), executor or Local(workers)
+    results, executor = Path(folder or Path("runs", study.name)), executor or Local(workers)
     progress = progress or Display(stream=sys.stdout)
-    rows = run_jobs(study, data, results=place, executor=executor, progress=progress, **how)
-    results = Results(study, rows, place, price)
-    results.write()
-    return results
+    check_results(study, results)
+    planned = plan(study, data, runs, progress, results=results)
+    otherwise = f"a study named {study.name} is being run by another process, whatever its --out; wait for it, "
+    otherwise += "stop it, or run this one in another working directory or under a name of its own"
+    with alone(runs / study.name / ".lock", otherwise):
+        for run in planned if retry else ():
+            for name in (STOP, ERROR):  # in this order, for without its error a run is not over
+                (run.folder / name).unlink(missing_ok=True)
+        total = total or len(planned)
+        in_progress = StudyInProgress(study, planned, results, runs / study.name, executor.workers, total, progress)
+        rows = in_progress.drive(executor, command, keep_checkpoints)
+    found = Results(study, rows, results, price)
+    found.write()
+    return found

@@ -43,7 +43,7 @@ from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
 from caddie.report.display import loss_line
 from caddie.report.read import Log, busy_machine, pick, read_json, read_result
-from caddie.report.run_files import CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, STOP, TASK
+from caddie.report.run_files import CHECKPOINT, LOG, PARTS, RECIPE, RESULT, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
@@ -54,40 +54,6 @@ from caddie.runtime.progress import SILENT, Progress
 ATTEMPTS = 3
 """Starts of a job before its runs count as failed."""
 _TEXTS = ("train_documents", "validation_documents", "tokenizer")
-
-
-def run_jobs(
-    study: Study,
-    data: str | None,
-    *,
-    results: Path,
-    executor: Executor,
-    runs: Path = Path("runs"),
-    retry: bool = False,
-    command: str = "",
-    progress: Progress = SILENT,
-    total: int | None = None,
-    keep_checkpoints: bool = True,
-) -> list[Row]:
-    """Do the runs of a study that are not over, and return a row for every run.
-
-    `results` is the folder of `results.jsonl`. `runs` holds the folders of all studies; a run of another study with the
-    same settings, seed and texts is reused. `retry` repeats failed runs. The report shows `command` as the one typed.
-    `progress` gets a `runs` event for each run that ends, out of `total`, by default the runs of the study. Without
-    `keep_checkpoints`, the checkpoint of a finished run is removed once no run left needs its training. Raises
-    `UserError` before the first run for all that can be checked by then.
-    """
-    check_results(study, results)
-    planned = plan(study, data, runs, progress, results=results)
-    otherwise = f"a study named {study.name} is being run by another process, whatever its --out; wait for it, "
-    otherwise += "stop it, or run this one in another working directory or under a name of its own"
-    with alone(runs / study.name / ".lock", otherwise):
-        for run in planned if retry else ():
-            for name in (STOP, ERROR):  # in this order, for without its error a run is not over
-                (run.folder / name).unlink(missing_ok=True)
-        total = total or len(planned)
-        in_progress = _StudyInProgress(study, planned, results, runs / study.name, executor.workers, total, progress)
-        return in_progress.drive(executor, command, keep_checkpoints)
 
 
 def check_results(study: Study, results: Path) -> None:
@@ -184,7 +150,7 @@ def _key_by_now(folder: Path) -> str | None:
 
 
 @dataclass
-class _StudyInProgress:
+class StudyInProgress:
     """A study that this process runs, as far as it has come."""
 
     study: Study

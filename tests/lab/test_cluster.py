@@ -266,7 +266,7 @@ def test_how_slurm_ends_jobs(state: str, why: str | None) -> None:
 @pytest.mark.slow
 def test_a_slurm_job_that_is_preempted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitit's processes of this machine are warned as Slurm's are, and begun again as Slurm would."""
-    from caddie.lab.runner import run_jobs
+    from caddie.lab.results import run_study
     from caddie.lab.study import find_study
 
     monkeypatch.chdir(tmp_path)
@@ -299,10 +299,10 @@ def test_a_slurm_job_that_is_preempted_goes_on(tmp_path: Path, monkeypatch: pyte
             yield from ending
             thread.join()
 
-    rows = run_jobs(
-        find_study("study.py"), "text.jsonl", results=tmp_path, executor=Preempting(), runs=tmp_path / "runs"
+    found = run_study(
+        find_study("study.py"), "text.jsonl", folder=tmp_path, executor=Preempting(), runs=tmp_path / "runs"
     )
-    assert [row["state"] for row in rows] == ["finished"]
+    assert [row["state"] for row in found.rows] == ["finished"]
     (run,) = (path.parent for path in tmp_path.glob("runs/*/*/result.json"))
     starts = [event["step"] for event in events(run) if event["event"] == "start"]
     assert len(starts) == 2

@@ -32,8 +32,9 @@ from caddie.lab.background import read_state
 from caddie.lab.executors import Local, why_it_died
 from caddie.lab.holdout import score_holdout
 from caddie.lab.report import write_study_report
-from caddie.lab.rows import EARLIER, RESULTS, curve, read_rows, write_rows
-from caddie.lab.runner import ATTEMPTS, plan, run_jobs
+from caddie.lab.results import run_study
+from caddie.lab.rows import EARLIER, RESULTS, Row, curve, read_rows, write_rows
+from caddie.lab.runner import ATTEMPTS, plan
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
@@ -41,7 +42,7 @@ from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, OUTPUT, RECIPE,
 from caddie.report.tables import duration
 from caddie.run.run_folder import Pruned, write_error
 from caddie.runtime.distributed import Ranks
-from caddie.runtime.progress import Progress
+from caddie.runtime.progress import SILENT, Progress
 
 
 @pytest.fixture
@@ -58,6 +59,11 @@ def study(**settings: object) -> Study:
     base = find("baseline_mini").but(SETTINGS)
     given = {"name": "tiny", "base": base, "entries": entries, "seeds": (1, 2), "budget": Steps(steps=3), **settings}
     return Study(**given)  # type: ignore[arg-type]
+
+
+def run_jobs(study: Study, text: str, *, results: Path, progress: Progress = SILENT, **how: Any) -> Sequence[Row]:
+    """Run a study and return its rows."""
+    return run_study(study, text, folder=results, progress=progress, **how).rows
 
 
 def texts(corpus: Path) -> dict[str, str]:
