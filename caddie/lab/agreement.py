@@ -50,22 +50,6 @@ class EarlyAgreement:
     """Groups whose best run was in the better half early (which has the odd one)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transfer:
-    """Agreement of differences at a small scale with those at a large one, for one kind of change."""
-
-    kind: str
-    labels: tuple[str, ...]
-    """Entries that were measured at both scales."""
-    signs: Proportion
-    """Entries whose difference has the same sign. Noise alone turns signs, so see `decided` too."""
-    decided: Proportion
-    """The same of those that are better or worse, not unclear, at both scales."""
-    spearman: float | None
-    kendall: float | None
-    """Rank correlations of the differences; None where they do not vary."""
-
-
 def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -> list[EarlyAgreement]:
     """Compare the losses at each progress of `at` with the final ones.
 
@@ -107,11 +91,13 @@ def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: floa
     return earliest
 
 
-def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[Transfer]:
+def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[dict[str, Any]]:
     """Compare differences from the base at a small scale with those at a large one, by kind of change.
 
-    `kinds` names the kind of each label. An entry without a verdict at both scales is left out. Raises `UserError` for
-    one without a kind.
+    `kinds` names the kind of each label. An entry without a verdict at both scales is left out. A kind has its
+    `labels`, how many of their differences have the same sign (`signs`), how many of those that are better or worse,
+    not unclear, at both scales (`decided`, as noise alone turns signs), and the rank correlations of the differences,
+    None where they do not vary. Raises `UserError` for an entry without a kind.
     """
     labels: dict[str, list[str]] = {}
     for label in small:
@@ -128,15 +114,15 @@ def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[Tra
     for kind, group in labels.items():
         decided = [label for label in group if {small[label]["word"], large[label]["word"]} <= {"better", "worse"}]
         a, b = differences(group)
+        shares = {"signs": sign_agreement(a, b), "decided": sign_agreement(*differences(decided))}
         found.append(
-            Transfer(
-                kind=kind,
-                labels=tuple(group),
-                signs=sign_agreement(a, b),
-                decided=sign_agreement(*differences(decided)),
-                spearman=spearman(a, b),
-                kendall=kendall(a, b),
-            )
+            {
+                "kind": kind,
+                "labels": group,
+                **{name: {**vars(share), "interval": list(share.interval())} for name, share in shares.items()},
+                "spearman": spearman(a, b),
+                "kendall": kendall(a, b),
+            }
         )
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from caddie.errors import UserError
 from caddie.files import replacing
-from caddie.lab.agreement import Transfer, transfer
+from caddie.lab.agreement import transfer
 from caddie.lab.report import markdown_table, signed
 from caddie.lab.results import Results, run_study
 from caddie.lab.search import invalid_reason
@@ -48,7 +48,7 @@ class Ladder:
             found = transfer(verdicts[small], verdicts[largest], kinds)
             if len(found) > 1:
                 found += transfer(verdicts[small], verdicts[largest], dict.fromkeys(kinds, ALL_KINDS))
-            steps.append({"small": small, "large": largest, "kinds": list(map(_facts, found))})
+            steps.append({"small": small, "large": largest, "kinds": found})
         return {
             "study": self.study.name,
             "scales": list(verdicts),
@@ -121,14 +121,6 @@ def _judged(found: Results) -> dict[str, Mapping[str, Any]]:
     """Return the verdict on each entry that has a score and a rival with one, in the study's order."""
     judged = {one["label"]: one for one in found.facts["verdicts"] if one["difference"] is not None}
     return {label: judged[label] for label in found.study.entries if label in judged}
-
-
-def _facts(one: Transfer) -> dict[str, Any]:
-    shares = {
-        name: {"count": share.count, "of": share.of, "interval": list(share.interval())}
-        for name, share in (("signs", one.signs), ("decided", one.decided))
-    }
-    return {**vars(one), "labels": list(one.labels), **shares}
 
 
 def _row(one: Mapping[str, Any]) -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,28 +175,32 @@ LARGE = scale(
 KINDS = dict.fromkeys(("gate", "wide", "deep", "skip"), "architecture") | dict.fromkeys(("ema", "batch"), "steps")
 
 
+def share(found: dict[str, Any]) -> Proportion:
+    return Proportion(found["count"], found["of"])
+
+
 def test_transfer_by_hand() -> None:
     architecture, steps = transfer(SMALL, LARGE, KINDS)
-    assert (architecture.kind, architecture.labels) == ("architecture", ("gate", "wide", "deep", "skip"))
-    assert architecture.signs == Proportion(3, 4)
-    assert architecture.decided == Proportion(2, 2)
+    assert (architecture["kind"], architecture["labels"]) == ("architecture", ["gate", "wide", "deep", "skip"])
+    assert share(architecture["signs"]) == Proportion(3, 4)
+    assert share(architecture["decided"]) == Proportion(2, 2)
     # Ranks 1 2 4 3 at the small scale, 1 2 4 3 at the large one.
-    assert architecture.spearman == architecture.kendall == pytest.approx(1.0)
-    assert (steps.kind, steps.labels) == ("steps", ("ema", "batch"))
-    assert (steps.signs, steps.decided) == (Proportion(0, 2), Proportion(0, 2))
-    assert [steps.spearman, steps.kendall] == pytest.approx([-1.0, -1.0], abs=1e-12)
-    assert steps.signs.interval() == pytest.approx((0, 1 - math.sqrt(0.025)))
+    assert architecture["spearman"] == architecture["kendall"] == pytest.approx(1.0)
+    assert (steps["kind"], steps["labels"]) == ("steps", ["ema", "batch"])
+    assert (share(steps["signs"]), share(steps["decided"])) == (Proportion(0, 2), Proportion(0, 2))
+    assert [steps["spearman"], steps["kendall"]] == pytest.approx([-1.0, -1.0], abs=1e-12)
+    assert steps["signs"]["interval"] == pytest.approx([0, 1 - math.sqrt(0.025)])
 
 
 def test_a_scale_against_itself_agrees_with_itself() -> None:
     for row in transfer(SMALL, SMALL, KINDS | {"lost": "steps"}):
-        assert row.signs == Proportion(len(row.labels), len(row.labels))
-        assert row.spearman == row.kendall == pytest.approx(1.0)
+        assert share(row["signs"]) == Proportion(len(row["labels"]), len(row["labels"]))
+        assert row["spearman"] == row["kendall"] == pytest.approx(1.0)
 
 
 def test_a_kind_with_one_entry_has_no_correlation() -> None:
     (row,) = transfer(SMALL, {"gate": LARGE["gate"]}, KINDS)
-    assert (row.signs, row.spearman, row.kendall) == (Proportion(1, 1), None, None)
+    assert (share(row["signs"]), row["spearman"], row["kendall"]) == (Proportion(1, 1), None, None)
 
 
 def test_an_entry_without_a_kind_is_refused() -> None:
