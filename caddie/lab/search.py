@@ -15,19 +15,16 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
-from threading import Event
 from typing import Any
 
 from caddie.config import Diff, show
 from caddie.errors import UserError
 from caddie.files import write_json
-from caddie.lab.executors import Executor
+from caddie.lab.executors import Ended, Executor
 from caddie.lab.job import Run
 from caddie.lab.results import Results, run_study
 from caddie.lab.rows import Row
@@ -52,8 +49,6 @@ ATTEMPTS = 100
 """Draws for each trial before a space counts as too small."""
 PARTS = 10
 """Parts of a run at whose ends a pruner may stop it."""
-LOOK_SECONDS = 1.0
-"""Seconds between two readings of the logs."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +170,9 @@ def search(
             grown = replace(study, entries={**study.entries, **entries})
             later = max(0, trials - len(proposals.finished()) - len(batch))
             total = (len(grown.labels) + later) * len(study.seeds)
-            with _watched(batch, plan(grown, data, runs) if pruner != "none" else []):
-                found = run_study(grown, data, executor=executor, folder=folder, retry=retry, total=total, **how)
+            watched = _Watched(executor, batch, plan(grown, data, runs) if pruner != "none" else [])
+            found = run_study(grown, data, executor=watched, folder=folder, retry=retry, total=total, **how)
+            watched.look()  # runs that another study had finished are compared with too
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
             left = trials - len(proposals.finished())
@@ -294,27 +290,26 @@ def invalid_reason(recipe: Recipe, diff: Diff) -> str:
     return ""
 
 
-@contextmanager
-def _watched(batch: Sequence[_Trial], planned: Sequence[Run]) -> Iterator[None]:
-    """Report the training of the planned runs to Optuna while the block runs, and stop what it prunes."""
+@dataclass(frozen=True)
+class _Watched:
+    """An executor of a batch's runs that reports their training to Optuna, and stops what it prunes."""
 
-    def look() -> None:
-        for trial in batch:
-            _look(trial, [run for run in planned if run.label == trial.label])
+    executor: Executor
+    batch: Sequence[_Trial]
+    planned: Sequence[Run]
 
-    def watch() -> None:
-        while not over.wait(LOOK_SECONDS):
-            look()
+    @property
+    def workers(self) -> int:
+        return self.executor.workers
 
-    over = Event()
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(watch)
-        try:
-            yield
-        finally:
-            over.set()
-        watching.result()
-    look()  # what ended between two looks is what others are compared with
+    def run(self, jobs: Sequence[Path]) -> Iterator[Ended | None]:
+        for ended in self.executor.run(jobs):
+            self.look()
+            yield ended
+
+    def look(self) -> None:
+        for trial in self.batch:
+            _look(trial, [run for run in self.planned if run.label == trial.label])
 
 
 def _look(trial: _Trial, runs: Sequence[Run]) -> None:
