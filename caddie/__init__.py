@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from caddie.errors import CheckFailed, UserError
     from caddie.inference.sample import sample
-    from caddie.lab.results import Results, run_study
+    from caddie.lab.report import Results
+    from caddie.lab.runner import run_study
     from caddie.lab.study import Claim, Entry, ModelledSeconds, Seconds, Steps, Study, Tokens
     from caddie.lab.variations import ablate, sweep
     from caddie.pack.artifact import Artifact, load
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "errors": "CheckFailed UserError",
     "inference.sample": "sample",
-    "lab.results": "Results run_study",
+    "lab.report": "Results",
+    "lab.runner": "run_study",
     "lab.study": "Claim Entry ModelledSeconds Seconds Steps Study Tokens",
     "lab.variations": "ablate sweep",
     "pack.artifact": "Artifact load",

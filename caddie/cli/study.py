@@ -33,7 +33,7 @@ from caddie.report.tables import duration
 
 if TYPE_CHECKING:
     from caddie.lab.ladder import Ladder
-    from caddie.lab.results import Results
+    from caddie.lab.report import Results
     from caddie.lab.selection import Selection
     from caddie.lab.study import Study
 
@@ -120,7 +120,7 @@ def study(
     from caddie.lab.background import read_state
     from caddie.lab.holdout import score_holdout
     from caddie.lab.ladder import ladder
-    from caddie.lab.results import Results
+    from caddie.lab.report import Results
     from caddie.lab.rows import RESULTS, finished_rows
     from caddie.lab.selection import select
     from caddie.lab.study import find_study
@@ -308,7 +308,7 @@ def _run(
     **how: Any,
 ) -> int:
     """Run a study by `method` (`run_study` unless named) and print its results."""
-    from caddie.lab.results import run_study
+    from caddie.lab.runner import run_study
     from caddie.run.resolve_corpus import check_text_named
 
     check_text_named(study.base, how["data"])
@@ -344,7 +344,7 @@ def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
 
 
 def _print(found: Results | Selection | Ladder, as_json: bool) -> int:
-    from caddie.lab.results import Results
+    from caddie.lab.report import Results
     from caddie.lab.rows import RESULTS
 
     if not isinstance(found, Results):

@@ -15,8 +15,8 @@ from typing import Any
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.lab.agreement import transfer
-from caddie.lab.report import markdown_table, signed
-from caddie.lab.results import Results, run_study
+from caddie.lab.report import Results, markdown_table, signed
+from caddie.lab.runner import run_study
 from caddie.lab.search import invalid_reason
 from caddie.lab.study import Study
 from caddie.report.tables import crop, number, printable, table

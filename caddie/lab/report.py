@@ -1,9 +1,12 @@
-"""Write the report of a study, or of any finished runs: a page without network, Markdown and CSV."""
+"""Report a study, or any finished runs: a table, and files: a page without network, Markdown and CSV."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,11 @@ from caddie.lab.from_runs import from_runs
 from caddie.lab.measured import Row
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
 from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
+from caddie.lab.study import Study
 from caddie.report.charts import is_finite
 from caddie.report.page import csv_table, template
 from caddie.report.run_files import REPORT
-from caddie.report.tables import duration, number
+from caddie.report.tables import crop, duration, number, printable, table
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
@@ -32,6 +36,58 @@ _COLUMNS = (
     *("device", "precision", "threads", "workers", "cpu_share", "code", "program_sha256", "scorer_sha256"),
 )
 _HASHES = ("recipe", "train_documents", "validation_documents", "tokenizer", "artifact")
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of a study: a table as text, a table and a plot in a notebook."""
+
+    study: Study
+    rows: Sequence[Row]
+    """One for each run that is over."""
+    folder: Path
+    """Folder of `results.jsonl` and the reports."""
+    price: float | None = None
+    """Price of an hour of one GPU."""
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Verdicts, leaderboard, failures, notes and costs, as JSON values (see `caddie.lab.findings`)."""
+        return findings(self.study.to_json(), self.rows, self.price)
+
+    def write(self) -> list[Path]:
+        """Write the report as a page, as Markdown and as CSV, and return their paths."""
+        return write_study_report(self.folder, price=self.price)
+
+    def _repr_html_(self) -> str:
+        return verdict_html(self.facts)
+
+    def __str__(self) -> str:
+        facts, study, rows = self.facts, self.facts["study"], []
+        claims = any(one["claim"] for one in facts["verdicts"])
+        room = 24 + max(0, shutil.get_terminal_size().columns - 80)  # for the longest label on a wide terminal
+        if base := next((one for one in facts["board"] if one["label"] == study["label"]), None):
+            figures = [len(base["seeds"]), f"{base['mean']:.4f}", "", ""]
+            rows.append([crop(base["label"], room), *figures, "the base", *([""] if claims else [])])
+        for one in facts["verdicts"]:
+            reach = one["interval"] and (one["interval"][1] - one["interval"][0]) / 2
+            difference = signed(one["difference"]) + (f" ±{reach:.4f}" if reach else "")
+            figures = [len(one["seeds"]), f"{one['mean']:.4f}", difference, verdict_q(one)]
+            claimed = [one["claim"]["word"] if one["claim"] else ""] if claims else []
+            rows.append([crop(one["label"], room), *figures, one["word"], *claimed])
+        lines = [f"{study['name']}: {study['why']}" if study["why"] else study["name"], facts["found"]]
+        if rows:
+            names = ["entry", "seeds", "mean", "difference", "q", "verdict", *(["claimed"] if claims else [])]
+            lines += ["", *table(rows, names).split("\n"), ""]
+            lines.append("differences in bits per byte, negative is better; q is p adjusted for the number of entries")
+        reasons: dict[str, list[str]] = {}
+        for one in facts["verdicts"]:
+            if one["reason"]:
+                reasons.setdefault(one["reason"], []).append(one["label"])
+        lines += [f"note    {', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
+        lines += [f"failed  {one['label']}: {one['error']}" for one in facts["failed"]]
+        lines += [f"note    {one}" for one in facts["notes"]]
+        return "\n".join(map(printable, lines))
 
 
 def write_study_report(folder: Path, *, price: float | None = None) -> list[Path]:

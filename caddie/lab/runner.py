@@ -1,5 +1,11 @@
 """Run a study; finished runs are not run again, whatever ended the last attempt.
 
+    from caddie import Entry, Steps, Study, find, run_study
+
+    study = Study(name="depth", base=find("baseline_mini"), budget=Steps(steps=200),
+                  entries={"deeper": Entry(diff={"model.depth": 6})})
+    run_study(study, "text.jsonl", workers=2)
+
 A run is over when its folder holds `result.json` or `error.json`, both of which appear whole; so nothing that is killed
 can lose a finished run or count one twice. `results.jsonl` is made anew from the folders after every job; of a finished
 run whose folder is gone it keeps the row, so that a study goes on from what was committed, on another machine too. Rows
@@ -11,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,8 +32,9 @@ from caddie.data.corpus import Corpus
 from caddie.errors import UserError, count
 from caddie.files import write_json
 from caddie.lab.background import StudyState, seconds_left
-from caddie.lab.executors import Executor
+from caddie.lab.executors import Executor, Local
 from caddie.lab.job import Run, finished, has_reusable_training, write_job
+from caddie.lab.report import Results
 from caddie.lab.rows import (
     EARLIER,
     RESULTS,
@@ -41,9 +49,9 @@ from caddie.lab.rows import (
 )
 from caddie.lab.study import Study
 from caddie.recipes.recipe import Recipe
-from caddie.report.display import loss_line
+from caddie.report.display import Display, loss_line
 from caddie.report.read import Log, busy_machine, pick, read_json, read_result
-from caddie.report.run_files import CHECKPOINT, LOG, PARTS, RECIPE, RESULT, TASK
+from caddie.report.run_files import CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, STOP, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import check_recipe
@@ -54,6 +62,48 @@ from caddie.runtime.progress import SILENT, Progress
 ATTEMPTS = 3
 """Starts of a job before its runs count as failed."""
 _TEXTS = ("train_documents", "validation_documents", "tokenizer")
+
+
+def run_study(
+    study: Study,
+    data: str | None = None,
+    *,
+    workers: int = 1,
+    folder: str | Path | None = None,
+    runs: Path = Path("runs"),
+    executor: Executor | None = None,
+    price: float | None = None,
+    progress: Progress | None = None,
+    retry: bool = False,
+    command: str = "",
+    total: int | None = None,
+    keep_checkpoints: bool = True,
+) -> Results:
+    """Do the runs of a study that are not over on the text at `data`, write its reports, and return the results.
+
+    `workers` runs go on at once on this machine, unless an `executor` is given. Results go to `folder`. `runs` holds
+    the folders of all studies; a run of another study with the same settings, seed and texts is reused. `retry` repeats
+    failed runs. The report shows `command` as the one typed. `progress` prints plain lines unless given; it gets a
+    `runs` event for each run that ends, out of `total`, by default the runs of the study. Without `keep_checkpoints`,
+    the checkpoint of a finished run is removed once no run left needs its training. Raises `UserError` for a study that
+    cannot run, before the first run for all that can be checked by then.
+    """
+    results, executor = Path(folder or Path("runs", study.name)), executor or Local(workers)
+    progress = progress or Display(stream=sys.stdout)
+    check_results(study, results)
+    planned = plan(study, data, runs, progress, results=results)
+    otherwise = f"a study named {study.name} is being run by another process, whatever its --out; wait for it, "
+    otherwise += "stop it, or run this one in another working directory or under a name of its own"
+    with alone(runs / study.name / ".lock", otherwise):
+        for run in planned if retry else ():
+            for name in (STOP, ERROR):  # in this order, for without its error a run is not over
+                (run.folder / name).unlink(missing_ok=True)
+        total = total or len(planned)
+        in_progress = _StudyInProgress(study, planned, results, runs / study.name, executor.workers, total, progress)
+        rows = in_progress.drive(executor, command, keep_checkpoints)
+    found = Results(study, rows, results, price)
+    found.write()
+    return found
 
 
 def check_results(study: Study, results: Path) -> None:
@@ -150,7 +200,7 @@ def _key_by_now(folder: Path) -> str | None:
 
 
 @dataclass
-class StudyInProgress:
+class _StudyInProgress:
     """A study that this process runs, as far as it has come."""
 
     study: Study

@@ -26,9 +26,9 @@ from caddie.errors import UserError
 from caddie.files import write_json
 from caddie.lab.executors import Ended, Executor
 from caddie.lab.job import Run
-from caddie.lab.results import Results, run_study
-from caddie.lab.rows import Row
-from caddie.lab.runner import alone, plan
+from caddie.lab.measured import Row
+from caddie.lab.report import Results
+from caddie.lab.runner import alone, plan, run_study
 from caddie.lab.study import BASE, Entry, Study
 from caddie.lab.variations import labelled, read_values
 from caddie.recipes.recipe import Recipe

@@ -15,8 +15,8 @@ from typing import Any
 
 from caddie.config import show
 from caddie.errors import UserError
-from caddie.lab.report import p_value, signed
-from caddie.lab.results import Results, run_study
+from caddie.lab.report import Results, p_value, signed
+from caddie.lab.runner import run_study
 from caddie.lab.search import invalid_reason
 from caddie.lab.study import BASE, Study
 from caddie.recipes.recipe import Recipe

@@ -493,7 +493,7 @@ def test_a_study_says_what_it_will_do_and_how_to_go_on(caddie: Call, monkeypatch
     def interrupt(*given: object, **how: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("caddie.lab.results.run_study", interrupt)
+    monkeypatch.setattr("caddie.lab.runner.run_study", interrupt)
     ended = caddie("sweep", "tiny", "model.depth=2,3", "--seeds", 2, "--steps", 5)
     assert (ended.status, ended.out) == (130, "")
     first, last = ended.err.splitlines()

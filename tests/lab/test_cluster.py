@@ -266,7 +266,7 @@ def test_how_slurm_ends_jobs(state: str, why: str | None) -> None:
 @pytest.mark.slow
 def test_a_slurm_job_that_is_preempted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitit's processes of this machine are warned as Slurm's are, and begun again as Slurm would."""
-    from caddie.lab.results import run_study
+    from caddie.lab.runner import run_study
     from caddie.lab.study import find_study
 
     monkeypatch.chdir(tmp_path)

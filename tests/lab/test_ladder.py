@@ -14,7 +14,7 @@ from tiny_study import SETTINGS as TINY
 
 from caddie.errors import UserError
 from caddie.lab.ladder import ALL_KINDS, NO_KIND, Ladder, ladder
-from caddie.lab.results import Results
+from caddie.lab.report import Results
 from caddie.lab.study import Entry, Steps, Study
 from caddie.recipes.catalog import find
 

@@ -32,9 +32,8 @@ from caddie.lab.background import read_state
 from caddie.lab.executors import Local, why_it_died
 from caddie.lab.holdout import score_holdout
 from caddie.lab.report import write_study_report
-from caddie.lab.results import run_study
 from caddie.lab.rows import EARLIER, RESULTS, Row, curve, read_rows, write_rows
-from caddie.lab.runner import ATTEMPTS, plan
+from caddie.lab.runner import ATTEMPTS, plan, run_study
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find

@@ -110,7 +110,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without reports, without waiting for the disk, and what a search has found possible is not built again."""
-    monkeypatch.setattr("caddie.lab.results.write_study_report", lambda folder, price=None: [])
+    monkeypatch.setattr("caddie.lab.report.write_study_report", lambda folder, price=None: [])
     monkeypatch.setattr("caddie.lab.runner.check_recipe", lambda recipe: None)
     monkeypatch.setattr("os.fsync", lambda number: None)
 

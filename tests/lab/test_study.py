@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from caddie.config.schedules import PiecewiseConstant
 from caddie.errors import UserError
-from caddie.lab.results import Results
+from caddie.lab.report import Results
 from caddie.lab.study import (
     Claim,
     Entry,
