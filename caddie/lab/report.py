@@ -13,10 +13,9 @@ from typing import Any
 from caddie.errors import UserError, count
 from caddie.files import replacing
 from caddie.lab.findings import findings
-from caddie.lab.from_runs import from_runs
 from caddie.lab.measured import Row
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
-from caddie.lab.rows import RESULTS, STUDY, read_rows, read_study
+from caddie.lab.rows import RESULTS, STUDY, from_runs, read_rows, read_study
 from caddie.lab.study import Study
 from caddie.report.charts import is_finite
 from caddie.report.page import csv_table, template

@@ -6,7 +6,7 @@ A row's `documents`, the bytes and bits of each held-out document, stand in a fi
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,8 +17,9 @@ from caddie.lab.job import Run, finished
 from caddie.lab.study import Study
 from caddie.report.charts import is_finite
 from caddie.report.documents import read_documents, run_documents, write_documents
-from caddie.report.read import pick, read_json, read_result, read_steps
-from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RESULT
+from caddie.report.page import setting
+from caddie.report.read import pick, read_json, read_result, read_steps, result_errors, run_settings
+from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RECIPE, RESULT, TASK
 from caddie.runtime.progress import Progress
 
 Row = dict[str, Any]
@@ -172,6 +173,69 @@ def read_study(path: Path) -> dict[str, Any]:
     if not isinstance(study, dict) or not {"name", "base", "budget", "entries", "margin", "seeds"} <= study.keys():
         raise UserError(f"{path} describes no study; run the study, finished runs are kept: caddie study FILE.py")
     return study
+
+
+def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a study's description and rows for finished runs: those of a recipe are a label, the first is the base.
+
+    Raises `UserError` for a folder without a result, and where one recipe has a seed twice.
+    """
+    if not folders:
+        raise UserError("no runs to report; name the folders of finished runs")
+    results = [(folder, read_result(folder / RESULT)) for folder in folders]
+    groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    for folder, result in results:
+        groups.setdefault(str(pick(result, "sha256", "recipe") or result.get("key")), []).append((folder, result))
+    firsts = [group[0] for group in groups.values()]
+    names = [str(pick(read_json(folder / TASK), "label") or result["recipe"]) for folder, result in firsts]
+    labels = [
+        f"{name} {result.get('key')}" if names.count(name) > 1 else name
+        for name, (_, result) in zip(names, firsts, strict=True)
+    ]
+    settings = [run_settings(read_json(folder / RECIPE)) for folder, _ in firsts]
+    entries, rows = [], []
+    for label, group, own in zip(labels, groups.values(), settings, strict=True):
+        diff = dict(_setting_changes(settings[0], own))
+        why = group[0][1].get("why") or ""
+        entries.append({"label": label, "diff": diff, "against": labels[0], "kind": "", "why": why, "claim": None})
+        seeds: dict[int, Path] = {}
+        for folder, result in group:
+            with result_errors(folder / RESULT, "a report"):
+                seed = int(result["seed"])
+                if seed in seeds:
+                    raise UserError(f"{seeds[seed]} and {folder} are the same recipe and seed; leave one out")
+                seeds[seed] = folder
+                facts = {"label": label, "kind": "", "seed": seed, "key": result.get("key"), "diff": diff}
+                rows.append({"study": pick(result, "study", "study"), **facts, **measured(folder, result)})
+    study = {
+        "name": "Runs",
+        "why": f"{len(results)} finished runs side by side.",
+        "base": labels[0],
+        "label": labels[0],
+        "entries": entries[1:],
+        "seeds": sorted({row["seed"] for row in rows}),
+        "margin": 0.0,
+        "budget": "each recipe's own",
+        "equal": "",
+        "public": results[0][1].get("public") or [],
+        "base_values": {path: value for own in settings for path, value in _setting_changes(own, settings[0])},
+    }
+    return study, rows
+
+
+def _setting_changes(base: Any, other: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted paths at which two recipes in JSON differ, with the value of the other."""
+    if isinstance(base, Mapping) and isinstance(other, Mapping) and base.get("kind") == other.get("kind"):
+        for name in {**base, **other}:
+            below = f"{path}.{name}" if path else str(name)
+            if name not in other:
+                yield below, "left out"
+            elif name not in base:
+                yield below, setting(other[name])
+            else:
+                yield from _setting_changes(base[name], other[name], below)
+    elif base != other:
+        yield path, setting(other)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
