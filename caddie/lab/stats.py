@@ -226,11 +226,7 @@ def power(
 
 
 def seeds_needed(
-    effect: float,
-    deviations: Sequence[float],
-    level: float = LEVEL,
-    wanted: float = POWER,
-    documents: float = 0.0,
+    effect: float, deviations: Sequence[float], level: float = LEVEL, wanted: float = POWER, documents: float = 0.0
 ) -> int | None:
     """Return the least number of seeds per group with that power (see `power`); None above `MOST_SEEDS`."""
     return _least(lambda seeds: power(effect, seeds, deviations, level, documents) >= wanted)
@@ -304,14 +300,11 @@ def order_agreement(a: Sequence[float], b: Sequence[float]) -> Proportion:
     """
     from scipy.stats import rankdata
 
-    signs = [np.sign(np.subtract.outer(rank, rank)) for rank in map(rankdata, (a, b))]  # ranks order infinities too
-    return _agreement(np.triu(np.multiply(*signs)))
+    ranks = map(rankdata, (a, b))  # which order infinities too
+    return sign_agreement(*(np.subtract.outer(rank, rank)[np.triu_indices(len(rank), 1)] for rank in ranks))
 
 
-def sign_agreement(a: Sequence[float], b: Sequence[float]) -> Proportion:
+def sign_agreement(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> Proportion:
     """Count the positions in which `a` and `b` have the same sign, of those where neither is zero."""
-    return _agreement(np.sign(a) * np.sign(b))
-
-
-def _agreement(products: np.ndarray) -> Proportion:
+    products = np.sign(a) * np.sign(b)
     return Proportion(int((products > 0).sum()), int((products != 0).sum()))

@@ -72,8 +72,10 @@ class Difference:
 
     seeds: tuple[int, ...]
     """Seeds that count: the paired ones, or all of the entry where the test is Welch's."""
-    scores: Sequence[float]
-    """Scores of the entry for these seeds."""
+    mean: float
+    """Score of the entry, over these seeds."""
+    deviation: float | None
+    """Standard deviation of its score over these seeds; None for one seed."""
     difference: float
     """Mean of the entry's scores less that of its rival's: negative is better."""
     test: Test | None = None
@@ -107,7 +109,8 @@ def measure(
     """
     seeds = tuple(pairs or sorted(entry))
     b, a = [entry[seed] for seed in seeds], [base[seed] for seed in pairs or sorted(base)]
-    found = Difference(seeds=seeds, scores=b, difference=fmean(b) - fmean(a))
+    deviation = stdev(b) if len(b) > 1 else None
+    found = Difference(seeds=seeds, mean=fmean(b), deviation=deviation, difference=fmean(b) - fmean(a))
     if min(len(a), len(b)) < 2:
         return replace(found, reason="a test needs two seeds of the entry and two of the base")
     estimate = paired(b, a) if pairs else welch(b, a)
@@ -142,10 +145,6 @@ class Verdict(Difference):
     """Judgement of one entry: its difference from its rival. None stands for what its seeds cannot tell."""
 
     label: str
-    mean: float
-    """Bits per byte, over these seeds."""
-    deviation: float | None
-    """Standard deviation over these seeds."""
     interval: tuple[float, float] | None
     """Bounds of the difference with confidence 1 - level, for this entry alone."""
     p: float | None
@@ -214,8 +213,6 @@ def judge_pairs(
         label: Verdict(
             **vars(one),
             label=label,
-            mean=fmean(one.scores),
-            deviation=stdev(one.scores) if len(one.scores) > 1 else None,
             interval=one.estimate.interval(1.0 - level) if one.estimate else None,
             p=p[place],
             q=q[place],
