@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from caddie.errors import UserError
+from caddie.lab.measured import Groups
 from caddie.lab.stats import Proportion, kendall, order_agreement, sign_agreement, spearman
 
 Curve = Sequence[tuple[float, float]]
@@ -127,7 +128,7 @@ def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[dic
     return found
 
 
-def public_order(study: Mapping[str, Any], groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | None:
     """Return correlations of ranks and the steps from label to label, best public score last; None for fewer than four.
 
     The intervals are percentiles of a bootstrap that draws labels, and for each of them seeds, with replacement (Efron

@@ -16,7 +16,7 @@ import numpy as np
 
 from caddie.errors import count
 from caddie.lab.agreement import EARLY, Curve, early_agreement, public_order, safe_stop
-from caddie.lab.measured import Row, costs, how_measured, run_money, run_notes, run_seconds
+from caddie.lab.measured import Groups, Row, costs, how_measured, run_money, run_notes, run_seconds
 from caddie.lab.swept import swept
 from caddie.lab.verdicts import LEVEL, Documents, Word, judge_pairs
 from caddie.report.charts import is_finite, smooth
@@ -85,9 +85,7 @@ def _scored(row: Row) -> bool:
     return row.get("state") == "finished" and is_finite(row.get("bits_per_byte"))
 
 
-def _verdicts(
-    study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]], price: float | None
-) -> list[dict[str, Any]]:
+def _verdicts(study: Mapping[str, Any], groups: Groups, price: float | None) -> list[dict[str, Any]]:
     """Return a verdict for each entry that has a finished run, best first; entries without a rival come last."""
     scores = {label: {row["seed"]: row["bits_per_byte"] for row in group} for label, group in groups.items() if group}
     against = {label: entry["against"] for label, entry in study["entries"].items() if entry["against"] is not None}
@@ -143,7 +141,7 @@ def _held_out_texts(*sides: Sequence[Row]) -> set[str | None]:
     return {(row.get("sha256") or {}).get("validation_documents") for rows in sides for row in rows}
 
 
-def _holdout(study: Mapping[str, Any], groups: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+def _holdout(study: Mapping[str, Any], groups: Groups) -> list[dict[str, Any]]:
     """Return mean and verdict of each label with scores on the holdout text, lowest first."""
     scored = {label: [row for row in group if is_finite(row.get("holdout"))] for label, group in groups.items()}
     scores = {label: {row["seed"]: row["holdout"] for row in group} for label, group in scored.items() if group}
@@ -181,7 +179,7 @@ def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
     return fmean(sizes[seed] for seed in common or sizes) - fmean(others[seed] for seed in common or others)
 
 
-def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[Row]]) -> str:
+def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], groups: Groups) -> str:
     counts = [f"{sum(one['word'] == word for one in verdicts)} {word}" for word in WORDS]
     without = sum(not group for label, group in groups.items() if study["entries"][label]["against"] is not None)
     counts += [f"{without} without a finished run"] if without else []
@@ -196,14 +194,10 @@ def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], grou
 def _pairing(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return the line on what pairing does to the standard errors of the differences, by the median of each."""
     spreads = [one["spread"] for one in verdicts if one["spread"]]
-    lines = []
-    for way, group in (
-        ("seed", [one for one in spreads if one["documents"] is None]),
-        ("seed and document", [one for one in spreads if one["documents"] is not None]),
-    ):
-        if group:
-            names = ("unpaired", "paired", *(["seeds", "documents"] if way != "seed" else []))
-            figures = ", ".join(f"{name} {median(one[name] for one in group):.4f}" for name in names)
+    lines, names = [], ("unpaired", "paired", "seeds", "documents")
+    for way, parts, known in (("seed", names[:2], False), ("seed and document", names, True)):
+        if group := [one for one in spreads if (one["documents"] is not None) == known]:
+            figures = ", ".join(f"{name} {median(one[name] for one in group):.4f}" for name in parts)
             lines.append((f"Standard error by {way}, median", figures))
     return lines
 
@@ -253,7 +247,7 @@ def _mean_curve(group: Sequence[Row], place: int) -> list[tuple[float, float, fl
     return list(zip(places.tolist(), *lines, strict=True))
 
 
-def _early(groups: Mapping[str, Sequence[Row]]) -> dict[str, Any] | None:
+def _early(groups: Groups) -> dict[str, Any] | None:
     """Compare early ranks with final ones among the runs of each seed; None if there is nothing to rank.
 
     Early is the training loss by then, final the score of the artifact; a training that several share counts once.

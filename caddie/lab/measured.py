@@ -11,6 +11,8 @@ from caddie.report.charts import is_finite
 
 Row = Mapping[str, Any]
 """One run, as a line of `results.jsonl`."""
+Groups = Mapping[str, Sequence[Row]]
+"""Finished runs of each label."""
 ALONE = 0.9
 """CPU share, of its threads' time, below which a run counts as disturbed by others."""
 STEADY = 1.1
@@ -28,9 +30,7 @@ _SURROUNDINGS = {
 _TEXTS = {"validation_documents": "held-out text", "train_documents": "training text", "tokenizer": "tokenizer"}
 
 
-def run_notes(
-    study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row], groups: Mapping[str, Sequence[Row]]
-) -> list[str]:
+def run_notes(study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row], groups: Groups) -> list[str]:
     """Return what is wrong with runs, differs between them, or is missing, a sentence each."""
     notes = []
     planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
@@ -62,7 +62,7 @@ def run_notes(
     return notes
 
 
-def _disturbed(done: Sequence[Row], groups: Mapping[str, Sequence[Row]]) -> list[str]:
+def _disturbed(done: Sequence[Row], groups: Groups) -> list[str]:
     """Return notes if runs were not alone, or seeds of a label, which do the same work, had different speeds."""
     notes = []
     shares = [(row["cpu_share"], row) for row in done if is_finite(row.get("cpu_share"))]

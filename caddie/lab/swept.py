@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from caddie.lab.measured import Groups
 from caddie.report.charts import is_finite
 
 Changes = Mapping[str, float | None]
@@ -14,7 +15,7 @@ FEWEST = 3
 """Fewest values of the first axis for a chart."""
 
 
-def swept(study: Mapping[str, Any], groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+def swept(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | None:
     """Return the scores over the one or two numbers in which most labels of a study differ, else None.
 
     Settings that change together are one axis. The axis with more values comes first; the other has a line for each of
