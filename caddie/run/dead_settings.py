@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import tee, zip_longest
 from typing import Any
@@ -61,8 +61,6 @@ _ABSENT = object()
 
 Copy = tuple[GPT, Train]
 """Model and training of a small copy."""
-Rebuild = Callable[[Any], Recipe]
-"""Function from a new value of one setting to the whole recipe."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,8 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
     alive: a setting that cannot be reverted alone, because others need it, and one that removes something (none, false,
     absent) which acts in the base but is hidden here by another change.
     """
-    base = (base or _origin(recipe)).but({"train.seconds": recipe.train.seconds, "train.steps": recipe.train.steps})
+    base = base or find_shipped(recipe.name) or find_shipped(recipe.base or "") or Recipe()
+    base = base.but({"train.seconds": recipe.train.seconds, "train.steps": recipe.train.steps})
     if not (changes := list(_changes(base, recipe))):
         return []
     threads = torch.get_num_threads()
@@ -120,10 +119,6 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
     ]
 
 
-def _origin(recipe: Recipe) -> Recipe:
-    return find_shipped(recipe.name) or find_shipped(recipe.base or "") or Recipe()
-
-
 def _shown(value: object) -> str:
     return "nothing" if value is _ABSENT else show(value)
 
@@ -144,48 +139,39 @@ class _Change:
 
 
 def _changes(base: Recipe, recipe: Recipe) -> Iterator[_Change]:
+    """Yield every setting of `model` and `train` that differs and can be reverted alone."""
+
+    def walk(a: Any, b: Any, keys: tuple[str, ...], owner: type[Config]) -> Iterator[_Change]:
+        """Yield those at or below a place where the base has `a` and the recipe has `b`."""
+        same = isinstance(b, Config) and type(a) is type(b)
+        inside = isinstance(b, Mapping) and "kind" not in b and (a is _ABSENT or isinstance(a, Mapping))
+        if inside:
+            held = {} if a is _ABSENT else a
+            for key in {**b, **held}:
+                yield from walk(held.get(key, _ABSENT), b.get(key, _ABSENT), (*keys, key), owner)
+        reordered = inside and a is not _ABSENT and [*a] != [*b] and {*a} == {*b}
+        if reordered or (a != b and not (same or inside)):
+            with suppress(UserError):  # others need it, or it them
+                yield _Change(".".join(keys), b, a, _replaced(recipe, keys, a), owner)
+        if isinstance(b, Config) and (same or a != b):
+            held = {field.name: getattr(a, field.name) for field in fields(a)} if same else _defaults(type(b))
+            for name, value in held.items():
+                if (type(b), name) not in EXEMPT:
+                    yield from walk(value, getattr(b, name), (*keys, name), type(b))
+
     for name in ("model", "train"):
-        rebuild = _replacing(recipe, name, lambda whole: whole)
-        yield from _walk(getattr(base, name), getattr(recipe, name), name, Recipe, rebuild)
+        yield from walk(getattr(base, name), getattr(recipe, name), (name,), Recipe)
 
 
-def _walk(a: Any, b: Any, path: str, owner: type[Config], rebuild: Rebuild) -> Iterator[_Change]:
-    """Yield every setting at or below `path` that is `a` in the base and `b` in the recipe."""
-    if isinstance(b, Config) and type(a) is type(b):
-        yield from _walk_fields({field.name: getattr(a, field.name) for field in fields(a)}, b, path, rebuild)
-        return
-    inside = isinstance(b, Mapping) and "kind" not in b and (a is _ABSENT or isinstance(a, Mapping))
-    if inside:
-        held = {} if a is _ABSENT else a
-        for key in {**b, **held}:
-            deeper = _replacing(b, key, rebuild)
-            yield from _walk(held.get(key, _ABSENT), b.get(key, _ABSENT), f"{path}.{key}", owner, deeper)
-    reordered = inside and a is not _ABSENT and [*a] != [*b] and {*a} == {*b}
-    if reordered or (a != b and not inside):
-        try:
-            yield _Change(path, b, a, rebuild(a), owner)
-        except UserError:
-            return  # others need it, or it them
-        finally:
-            if isinstance(b, Config):
-                yield from _walk_fields(_defaults(type(b)), b, path, rebuild)
-
-
-def _walk_fields(held: Mapping[str, Any], b: Config, path: str, rebuild: Rebuild) -> Iterator[_Change]:
-    for name, value in held.items():
-        if (type(b), name) not in EXEMPT:
-            yield from _walk(value, getattr(b, name), f"{path}.{name}", type(b), _replacing(b, name, rebuild))
-
-
-def _replacing(node: Any, name: str, rebuild: Rebuild) -> Rebuild:
-    """Return the function that sets a field of a config, or an item of a mapping, in the recipe."""
-
-    def replacing(value: Any) -> Recipe:
-        if isinstance(node, Config):
-            return rebuild(replace(node, **{name: value}))
-        return rebuild({key: item for key, item in {**node, name: value}.items() if item is not _ABSENT})
-
-    return replacing
+def _replaced(node: Any, keys: tuple[str, ...], value: object) -> Any:
+    """Return a config or mapping with the value at a place in it; a key of a mapping goes if the value is absent."""
+    if not keys:
+        return value
+    name, rest = keys[0], keys[1:]
+    if isinstance(node, Config):
+        return replace(node, **{name: _replaced(getattr(node, name), rest, value)})
+    held = {**node, name: _replaced(node.get(name), rest, value)}
+    return {key: item for key, item in held.items() if item is not _ABSENT}
 
 
 def _defaults(cls: type[Config]) -> dict[str, Any]:
