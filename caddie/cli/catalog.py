@@ -43,7 +43,7 @@ def data(
     tokenizer: str | None,
     column: str | None,
     against: str | None,
-    out: str | None,
+    out: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -83,8 +83,8 @@ def data(
                 fineweb, shards or 1, recipe, tokenizer=tokenizer, out=out, place=place, progress=display
             )
         else:
-            given = {"tokenizer": tokenizer, "column": column, "against": against, "out": out}
-            corpus = make_corpus(source, recipe, **given, progress=display)
+            given = {"tokenizer": tokenizer, "column": column, "against": against}
+            corpus = make_corpus(source, recipe, **given, out=out, progress=display)
     lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     facts = {"folder": str(corpus.folder), "manifest": manifest, "lossy_rules": [rule.to_json() for rule in lossy]}

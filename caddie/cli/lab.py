@@ -16,7 +16,7 @@ from caddie.report.units import UNITS, Unit
 @click.argument("places", metavar="RUN...", nargs=-1, required=True, type=FILE)
 @click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost of a study.")
 @options("out", "json")
-def report(places: tuple[Path, ...], price: float | None, out: str | None, as_json: bool) -> None:
+def report(places: tuple[Path, ...], price: float | None, out: Path | None, as_json: bool) -> None:
     """Regenerate the report of a run, of several, or of a study.
 
     RUN is a run folder, or the folder of a study's results. The report of several runs goes to the folder --out,
@@ -29,7 +29,7 @@ def report(places: tuple[Path, ...], price: float | None, out: str | None, as_js
     if out and len(places) == 1:
         raise UserError("--out is for several runs; the report of one, or of a study, stands in its own folder")
     if len(places) > 1:
-        written = write_runs_report(places, Path(out or "runs/report"), price=price)
+        written = write_runs_report(places, out or Path("runs/report"), price=price)
     elif (places[0] / RESULTS).exists():
         written = write_study_report(places[0], price=price)
     else:

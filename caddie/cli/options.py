@@ -38,6 +38,7 @@ class _Path(click.Path):
 
 FILE = _Path(path_type=Path)
 """Type of an option that names a file or folder."""
+FOLDER = _Path(path_type=Path, readable=False)
 PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
 
@@ -86,7 +87,7 @@ def options(*names: str) -> Decorator:
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."
         ),
         "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
-        "out": click.option("--out", metavar="DIR", type=PATH, help="Folder to write to."),
+        "out": click.option("--out", metavar="DIR", type=FOLDER, help="Folder to write to."),
         "gpus": click.option(
             "--gpus",
             type=click.IntRange(1),

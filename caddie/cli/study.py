@@ -138,7 +138,7 @@ def study(
     how["out"] = how["out"] or results
     if status:
         if (state := read_state(RUNS / found.name)) is None:
-            kept = len(finished_rows(Path(how["out"]) / RESULTS))
+            kept = len(finished_rows(how["out"] / RESULTS))
             runs = count(len(found.labels) * len(found.seeds), "run")
             elsewhere = f"; {how['out']}/{RESULTS} has {kept} of {runs} from elsewhere" if kept else ""
             raise UserError(f"{found.name} was not begun here, in {RUNS / found.name}{elsewhere}")
@@ -155,7 +155,7 @@ def study(
     if holdout is None:
         method = select if greedy else ladder if as_ladder else None
         return _run(found, method=method, **how)
-    folder = Path(how["out"])
+    folder = how["out"]
     with Display(quiet=how["quiet"]) as display:
         rows = score_holdout(found, how["data"], holdout, results=folder, progress=display)
     scored = Results(found, rows, folder, how["price"])
@@ -251,7 +251,7 @@ def trial(job: Path, with_parent: bool, gpus: int) -> int:
     return 0
 
 
-def _estimate(study: Study, *, data: str | None, out: str | Path, as_json: bool, **how: Any) -> int:
+def _estimate(study: Study, *, data: str | None, out: Path, as_json: bool, **how: Any) -> int:
     """Print the hours of a study's runs, and write them beside its results, for the page of its claims."""
     from caddie.doctor.study_hours import study_hours
     from caddie.files import write_json
@@ -259,14 +259,14 @@ def _estimate(study: Study, *, data: str | None, out: str | Path, as_json: bool,
     from caddie.lab.runner import plan
 
     with Display(quiet=how["quiet"]) as display:
-        planned = plan(study, data, RUNS, display, results=Path(out))
+        planned = plan(study, data, RUNS, display, results=out)
         hours = study_hours(study.name, planned, display)
-    write_json(Path(out) / ESTIMATE, hours.to_json())
+    write_json(out / ESTIMATE, hours.to_json())
     tell(hours.to_json(), as_json, str(hours))
     return 0
 
 
-def _begin(study: Study, nice: int | None, *, data: str | None, out: str | Path, as_json: bool, **how: Any) -> int:
+def _begin(study: Study, nice: int | None, *, data: str | None, out: Path, as_json: bool, **how: Any) -> int:
     """Begin a study in the background, after what can be checked at once, and print how to follow and stop it."""
     import torch
 
@@ -283,8 +283,8 @@ def _begin(study: Study, nice: int | None, *, data: str | None, out: str | Path,
     if how["workers"] is None and how["on"] == "local":
         each = max(1, how["gpus"]) if torch.cuda.is_available() else 1
         arguments += ["--workers", str(max(1, (torch.cuda.device_count() or len(allowed_cores())) // each))]
-    state = begin(study.name, RUNS, Path(out), arguments, len(study.labels) * len(study.seeds))
-    log, pid = Path(out) / STUDY_LOG, state.driver.pid
+    state = begin(study.name, RUNS, out, arguments, len(study.labels) * len(study.seeds))
+    log, pid = out / STUDY_LOG, state.driver.pid
     lines = [
         f"{study.name} runs in the background, as process {pid}; the same command goes on with it if it ends early"
     ]
@@ -298,7 +298,7 @@ def _run(
     study: Study,
     *,
     method: Callable[..., Results | Selection | Ladder] | None = None,
-    out: str | Path | None,
+    out: Path | None,
     workers: int | None,
     gpus: int,
     cores: int,
@@ -313,7 +313,7 @@ def _run(
 
     check_text_named(study.base, how["data"])
     how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may begin with one
-    how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": Path(out) if out else None}
+    how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": out}
     typed, runs = shlex.join(["caddie", *sys.argv[1:]]), len(study.labels) * len(study.seeds)
     with resume_hint(typed), Display(quiet=quiet) as display:
         if method is None:

@@ -64,7 +64,7 @@ def open_corpus(
         settings: list[object] = [data.tokenizer.to_json(), size, data.validation_fraction]
         corpus = prepare(
             source,
-            folder=folder or _corpus_folder(source, [*settings, *([column] if column else [])]),
+            folder=folder or _corpus_folder(source, settings, column),
             tokenizer_source=data.tokenizer,
             vocabulary=size,
             validation_fraction=data.validation_fraction,
@@ -101,11 +101,12 @@ def check_source(source: str | Path | None) -> None:
     find(source)
 
 
-def _corpus_folder(source: str | Path | None, settings: list[object]) -> Path:
+def _corpus_folder(source: str | Path | None, settings: list[object], column: str | None = None) -> Path:
     place = str(source or LIBRARY)
     if source and not place.startswith(HUB):
         place = str(expanded(source).resolve())
-    digest = hashlib.sha256(json.dumps([place, *settings], sort_keys=True).encode()).hexdigest()[:8]
+    key = [place, *settings, *([column] if column else [])]
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
     return CORPORA / f"{Path(place).name.split('.')[0].replace(':', '-') or 'root'}-{digest}"
 
 
@@ -212,7 +213,7 @@ def make_corpus(
     *,
     tokenizer: str | None,
     against: str | None,
-    out: str | None,
+    out: Path | None,
     progress: Progress,
     column: str | None = None,
 ) -> Corpus:
@@ -221,21 +222,20 @@ def make_corpus(
     `tokenizer` names an artifact or a model file to take in place of the recipe's, `column` what holds the text.
     """
     if out:
-        check_corpus_folder(Path(out))
+        check_corpus_folder(out)
     if against is not None:
         other = Corpus.load(Path(against))
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()
-        folder = Path(out) if out else _corpus_folder(source, [given.sha256, against, *([column] if column else [])])
         return prepare_validation(
             source,
-            folder=folder,
+            folder=out or _corpus_folder(source, [given.sha256, against], column),
             tokenizer=given,
             against=other,
             progress=progress,
             column=column,
             existing="refuse" if out else "replace",
         )
-    return open_corpus(_with_tokenizer(recipe, tokenizer), source, progress, Path(out) if out else None, column=column)
+    return open_corpus(_with_tokenizer(recipe, tokenizer), source, progress, out, column=column)
 
 
 def fetch_corpus(
@@ -244,17 +244,17 @@ def fetch_corpus(
     recipe: Recipe,
     *,
     tokenizer: str | None,
-    out: str | None,
+    out: Path | None,
     place: Place,
     progress: Progress,
 ) -> Corpus:
     """Return the contest's text: published shards, or its documents under the tokenizer of the recipe or of a file."""
     if variant != "documents":
-        return fetch_fineweb(variant, shards, Path(out) if out else fetched(variant), progress, place)
+        return fetch_fineweb(variant, shards, out or fetched(variant), progress, place)
     recipe = _with_tokenizer(recipe, tokenizer)
     source, size = recipe.data.tokenizer, recipe.model.vocabulary
     downloads = fetched(variant)
-    folder = Path(out) if out else _corpus_folder(downloads, [source.to_json(), size, shards])
+    folder = out or _corpus_folder(downloads, [source.to_json(), size, shards])
     return fetch_documents(shards, folder, downloads, source, size, progress, place)
 
 

@@ -491,7 +491,7 @@ def test_a_corpus_that_holds_out_more_than_it_trains_on_says_so(text: Path, tmp_
 def test_a_corpus_of_another_text_in_a_named_folder_is_not_replaced(
     text: Path, made: Corpus, tmp_path: Path, against: bool
 ) -> None:
-    recipe, out = find("tiny").but({"data.tokenizer": RawBytes(), "model.vocabulary": 257}), str(tmp_path / "named")
+    recipe, out = find("tiny").but({"data.tokenizer": RawBytes(), "model.vocabulary": 257}), tmp_path / "named"
     given = {"tokenizer": None, "against": str(made.folder) if against else None, "out": out, "progress": SILENT}
     text.write_bytes(lines(*TEXTS[:50], "A document that no corpus trains on, and so can be held out whole."))
     first = corpora.make_corpus(str(text), recipe, **given)
@@ -501,7 +501,7 @@ def test_a_corpus_of_another_text_in_a_named_folder_is_not_replaced(
         UserError, match=r"named holds a corpus of another text, .*; name another folder, or delete it$"
     ):
         corpora.make_corpus(str(text), recipe, **given)
-    assert Corpus.load(Path(out)).manifest == first.manifest
+    assert Corpus.load(out).manifest == first.manifest
 
 
 def test_corpora_and_runs_below_a_folder_of_text_are_no_text(text: Path, tmp_path: Path) -> None:
