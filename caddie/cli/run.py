@@ -60,7 +60,7 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
         parts: tuple[Path, ...],
         seed: int,
         seconds: float | None,
-        out: str | None,
+        out: Path | None,
         gpus: int,
         track: str | None,
         as_json: bool,
@@ -86,7 +86,7 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
             if distributed.local_device().type == "cpu" and gpus > (cores := len(distributed.allowed_cores())):
                 Display(quiet=quiet).note(f"no GPU here: {gpus} processes on {count(cores, 'core')} of a CPU")
             return distributed.launch(gpus, sys.argv[1:])
-        folder = Path(out) if out else run_folder(chosen, seed)
+        folder = out or run_folder(chosen, seed)
         typed = f"{_typed_program()} {shlex.join(sys.argv[1:])}"
         with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
             if not ranks.first:
@@ -115,13 +115,9 @@ def run(folder: Path, **job: Any) -> tuple[dict[str, Any], str] | None:
     """
     from caddie.run.run import run as run_recipe
 
-    result = _finished(folder, **job) if _is_finished(folder, job["ranks"]) else run_recipe(folder=folder, **job)
+    finished = job["ranks"].any(os.path.exists(folder / RESULT))  # if one process sees it, so that all decide the same
+    result = _finished(folder, **job) if finished else run_recipe(folder=folder, **job)
     return ({"folder": str(folder), **result}, result_table(result, folder / REPORT)) if result else None
-
-
-def _is_finished(folder: Path, ranks: Ranks) -> bool:
-    """Return True if a process sees a result in the folder, so that all decide the same."""
-    return ranks.any(os.path.exists(folder / RESULT))
 
 
 def _finished(
@@ -184,7 +180,7 @@ def replay(
     gpus: int | None,
     data: str | None,
     parts: tuple[Path, ...],
-    out: str | None,
+    out: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -200,7 +196,7 @@ def replay(
     from caddie.runtime import distributed
 
     first = read_run_to_replay(folder, parts)
-    place, world = replay_folder(folder, Path(out) if out else None), gpus or first.count("world")
+    place, world = replay_folder(folder, out), gpus or first.count("world")
     check_recipe(first.start.recipe, distributed.world_size(world))
     if world > 1 and not distributed.under_torchrun():
         return distributed.launch(world, sys.argv[1:])

@@ -181,16 +181,19 @@ class _Bench:
             decoded = time.perf_counter() - begin
             sections = [section_of(*one) for one in zip(candidate.weights, streams, strict=True)]
             weight_bits = 8 * sum(len(section.data) for section in sections)
-            facts: dict[str, Any] = {
+            facts = {
                 "quantizer": method.name,
                 "cap_bytes": cap,
                 "fitted_with": method.fills,
                 "coding": name,
+                "bytes": self.metadata.file_bytes(dequantizers, sections),
+                "bits_per_weight": weight_bits / sum(weight.numel() for weight in self.weights.values()),
+                "predicted_bits_per_byte": predicted,
+                "measured_bits_per_byte": measured,
+                "encode_seconds": seconds[name],
+                "decode_seconds": decoded,
             }
-            facts["bytes"] = self.metadata.file_bytes(dequantizers, sections)
-            facts["bits_per_weight"] = weight_bits / sum(weight.numel() for weight in self.weights.values())
-            facts |= {"predicted_bits_per_byte": predicted, "measured_bits_per_byte": measured}
-            found.append({**facts, "encode_seconds": seconds[name], "decode_seconds": decoded})
+            found.append(facts)
         return found
 
     @torch.no_grad()

@@ -54,7 +54,7 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str |
     for known in (CURRENT, FIRST):
         if known.fits(bytes_, documents):
             held = [name for name, count in known.tokens.items() if 0 <= tokens - count <= 2_048]
-            names = [name for name in held if _vocabulary(name) == vocabulary]
+            names = [name for name in held if name.endswith(f" {vocabulary}")]
             under = f"tokenized by {names[0]}" if names else "under another tokenizer"
             size = f"{known.bytes / 1e6:,.2f} MB known to {_BYTES_KNOWN_TO / 1e3:.0f} kB"
             totals = f"{known.documents:,} documents, {size}" if known.documents else size
@@ -63,13 +63,9 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str |
         # A text of one's own easily has the density of a part below 1 %.
         smaller = documents < (CURRENT.documents or 0) and 0.01 * CURRENT.bytes <= bytes_ < CURRENT.bytes
         whole = CURRENT.bytes * tokens  # beside count * bytes_: bytes per token within 10 % of the whole's
-        if _vocabulary(name) == vocabulary and smaller and abs(count * bytes_ - whole) <= 0.1 * whole:
+        if name.endswith(f" {vocabulary}") and smaller and abs(count * bytes_ - whole) <= 0.1 * whole:
             return (
                 f"By its totals this may be a part of {CURRENT.name}, {bytes_ / CURRENT.bytes:.1%} of its bytes, and is"
                 " not the whole: its score compares with no official one."
             )
     return None
-
-
-def _vocabulary(name: str) -> int:
-    return int(name.split()[-1])

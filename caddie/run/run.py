@@ -199,7 +199,10 @@ def score_artifact(
     progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
-    notes, audited = _notes(chosen, predictions), None
+    notes, audited = [], None
+    if isinstance(chosen.ttt, ChunkSGD) and predictions <= chosen.ttt.chunk_tokens:
+        said = f"Nothing was learned on the way: the text's {predictions:,} predictions are less than one chunk"
+        notes.append(f"{said}; set score.ttt.chunk_tokens below {predictions:,}.")
     if scorer is None:
         scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)
     else:
@@ -232,14 +235,6 @@ def score_artifact(
         "artifact_sha256": artifact.sha256,
         "validation_documents_sha256": held_out.document_set_sha256,
     }
-
-
-def _notes(scoring: Scoring, predictions: int) -> list[str]:
-    """Return what a reader of a score of so many predictions must know of its scoring."""
-    if not isinstance(scoring.ttt, ChunkSGD) or predictions > scoring.ttt.chunk_tokens:
-        return []
-    said = f"Nothing was learned on the way: the text's {predictions:,} predictions are less than one chunk"
-    return [f"{said}; set score.ttt.chunk_tokens below {predictions:,}."]
 
 
 def score_in_new_process(

@@ -252,7 +252,13 @@ def begin_run(
     )
     if (folder / CHECKPOINT).exists():
         earlier_budgets(folder / CHECKPOINT, restore(folder / CHECKPOINT, {}, identity), recipe.train.budget)
-    _check_unchanged(folder, files)
+        before = pick(read_json(folder / RECIPE), PARTS) or []
+        for file in files:
+            if before and asdict(file.stated) not in before:
+                kept = folder / PARTS / file.path.name
+                raise UserError(
+                    f"{file.path} has changed since {folder} was begun; go on with {kept}, or name another --out"
+                )
     if ranks.first:
         run = {"recipe": recipe.to_json(), "seed": seed, "corpus": str(corpus.folder.resolve())}
         if files:
@@ -282,17 +288,6 @@ def _check_agreement(folder: Path, facts: object, ranks: Ranks) -> None:
     found = (folder / CHECKPOINT).exists()
     if ranks.any(found) and not found:
         raise UserError(f"{folder / CHECKPOINT} is on another machine and not here; copy it to the same place")
-
-
-def _check_unchanged(folder: Path, files: Sequence[UserFile]) -> None:
-    """Raise `UserError` if a checkpoint in the folder was made with other contents of these files."""
-    before = pick(read_json(folder / RECIPE), PARTS) or []
-    for file in files:
-        if before and asdict(file.stated) not in before and (folder / CHECKPOINT).exists():
-            kept = folder / PARTS / file.path.name
-            raise UserError(
-                f"{file.path} has changed since {folder} was begun; go on with {kept}, or name another --out"
-            )
 
 
 def _check_alone(folder: Path, files: Sequence[UserFile]) -> None:
