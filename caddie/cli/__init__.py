@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import click
 
+from caddie.cli import artifact, doctor, lab, share, study
 from caddie.cli import catalog as catalog
-from caddie.cli import doctor, lab, model, score, share, study
 from caddie.cli import run as line
 from caddie.cli.exits import end
 from caddie.errors import suggest
@@ -44,8 +44,8 @@ class _Verbs(click.Group):
 @click.group(
     cls=_Verbs,
     commands=[
-        *[line.run, line.train, line.pack, score.verify, score.score, line.replay],
-        *[model.sample, model.compress, model.decompress],
+        *[line.run, line.train, line.pack, artifact.verify, artifact.score, line.replay],
+        *[artifact.sample, artifact.compress, artifact.decompress],
         *[study.study, study.ablate, study.sweep, study.trial],
         *[lab.report, lab.compare, share.submit, share.review, share.push, share.export, share.track],
         *[share.lm_eval, lab.board, doctor.doctor],

@@ -12,7 +12,6 @@ import json
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -23,8 +22,7 @@ from caddie.config import variants as variants_of
 from caddie.config.field_docs import descriptions
 from caddie.config.hints import setting_called
 from caddie.errors import UserError, suggest
-from caddie.recipes.catalog import find as find_recipe
-from caddie.recipes.catalog import shipped
+from caddie.recipes.catalog import find_shipped, shipped
 from caddie.recipes.glossary import Term, lookup, simple, terms
 from caddie.recipes.recipe import Recipe
 
@@ -167,7 +165,7 @@ def find(word: str) -> list[Socket]:
     known, words = sockets(), lookup(word)
     wanted = {simple(setting_called(word) or word), *(simple(link) for term in words for link in term.links)}
     if not (found := parts(known, wanted)) and not words:
-        if word.isidentifier() and _is_recipe(word):
+        if word.isidentifier() and find_shipped(word):
             raise UserError(f"{word} is a recipe, not a technique; `caddie diff {word}` lists what it changes")
         names = [*shipped(), *(name for socket in known for name in (socket.name, *socket.paths))]
         names += [name for term in terms() for name in term.names]
@@ -199,13 +197,6 @@ def parts(known: Sequence[Socket], wanted: set[str]) -> list[Socket]:
     rest = wanted - (whole - numbers)
     found = (socket if whole & _names(socket) else _part(socket, rest) for socket in known)
     return sorted(filter(None, found), key=lambda part: bool(whole & _names(part)))
-
-
-def _is_recipe(word: str) -> bool:
-    """Return True for a recipe that is shipped, its alias or its twin."""
-    with suppress(UserError):
-        return find_recipe(word) is not None
-    return False
 
 
 # From classes to what is known of them
