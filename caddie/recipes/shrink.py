@@ -29,7 +29,6 @@ from caddie.pack.calibrate import TrainingText
 from caddie.recipes.recipe import Recipe
 from caddie.score import ChunkSGD, DocumentLoRA
 from caddie.train.averaging import EMA, ProgressEMA
-from caddie.train.optim import Optimizer
 from caddie.train.settings import Train
 
 HEADS = 4
@@ -82,10 +81,9 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     size, ttt = SCALES[suffix], recipe.score.ttt
     diff: dict[str, Any] = {"train.steps": steps, "score.stride": max(1, recipe.score.stride // ROW)}
     diff |= {"train.precision": "float32"}  # which is measured anew on each machine if it is left open
-    for rule, optimizer in recipe.train.optimizers.items():
-        for name in ("weight_decay", "cautious_decay"):
-            if decay := getattr(optimizer, name, None):
-                diff[f"train.optimizers.{rule}.{name}"] = _times(decay, size.batch**-0.5)
+    for name in ("weight_decay", "cautious_decay"):
+        decays = _of_optimizers(recipe.train, name)
+        diff |= {f"train.{path}": _times(decay, size.batch**-0.5) for path, decay in decays.items()}
     if isinstance(ttt, DocumentLoRA):
         rank = max(1, ttt.rank * size.width // recipe.model.width)
         diff |= {"score.ttt.rank": rank, "score.ttt.alpha": ttt.alpha * rank / ttt.rank}
@@ -117,6 +115,8 @@ def small_cap(recipe: Recipe, twin: Recipe) -> int:
 
 def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Recipe:
     train, row = recipe.train, recipe.train.longest_row // ROW
+    head = recipe.model.width // getattr(recipe.model.block.attention, "heads", 1)
+    groups = _of_optimizers(train, "group_rows")  # which hold as many heads as in the recipe
     return recipe.but(
         {
             **{f"model.{path}": value for path, value in _twin_model(recipe.model, size).items()},
@@ -125,7 +125,7 @@ def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Reci
             "train.micro_batches": 1,
             "train.sequence_length": row,
             "train.warmup_steps": 3,
-            **_twin_groups(recipe, size.width),
+            **{f"train.{path}": max(1, rows * (size.width // HEADS) // head) for path, rows in groups.items()},
             "score.sequence_length": recipe.score.sequence_length // ROW,
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
@@ -213,21 +213,17 @@ def _mini_training(train: Train) -> dict[str, Any]:
     if isinstance(train.averaging, EMA):
         fraction = min(1.0, 1.0 / (1.0 - train.averaging.decay) / steps)
         diff["train.averaging"] = ProgressEMA(fraction=fraction)
-    for rule, optimizer in train.optimizers.items():
-        momentum = getattr(optimizer, "momentum", None)
+    for path, momentum in _of_optimizers(train, "momentum").items():
         if isinstance(momentum, schedules.StepRamp):
             finish = min(1.0, momentum.steps / steps)
-            ramp = schedules.Ramp(start=momentum.start, end=momentum.end, finish=finish)
-            diff[f"train.optimizers.{rule}.momentum"] = ramp
+            diff[f"train.{path}"] = schedules.Ramp(start=momentum.start, end=momentum.end, finish=finish)
     return diff
 
 
-def _twin_groups(recipe: Recipe, width: int) -> dict[str, int]:
-    """Return the rows that Muon orthogonalizes together, as many heads as in the recipe."""
-    found = {rule: getattr(optimizer, "group_rows", None) for rule, optimizer in recipe.train.optimizers.items()}
-    size = recipe.model.width // getattr(recipe.model.block.attention, "heads", 1)
-    path = "train.optimizers.{}.group_rows"
-    return {path.format(rule): max(1, rows * (width // HEADS) // size) for rule, rows in found.items() if rows}
+def _of_optimizers(train: Train, name: str) -> dict[str, Any]:
+    """Return path to value of a setting in all optimizers that have it, and not as zero or none."""
+    held = {rule: getattr(optimizer, name, None) for rule, optimizer in train.optimizers.items()}
+    return {f"optimizers.{rule}.{name}": value for rule, value in held.items() if value}
 
 
 def _twin_schedule(schedule: Number, steps: float) -> Number:
@@ -251,22 +247,17 @@ def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
         batch_tokens=3 * round(recipe.train.longest_row * scale),
         micro_batches=1,
         clip_norm=recipe.train.clip_norm and recipe.train.clip_norm * 1e-3,
-        optimizers={rule: _few_rows(optimizer) for rule, optimizer in recipe.train.optimizers.items()},
         compile="never",
         cuda_graphs="never",
     )
+    groups = _of_optimizers(train, "group_rows")  # a copy may have no more rows than a single head's
+    train = train.but({path: math.gcd(rows, 8) for path, rows in groups.items()})
     heads = (getattr(block.attention, "heads", 1) for block in recipe.model.blocks if block.attention)
     fewer = math.gcd(recipe.model.width, max(1, recipe.model.width // _WIDTH), *heads)  # as wide as before, each
     try:
         return _small_model(recipe.model, scale, fewer), train
     except UserError:  # an attention of the user's own may divide otherwise
         return _small_model(recipe.model, scale, 1), train
-
-
-def _few_rows(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer with groups of rows that divide a single head: a copy may have no more."""
-    rows = getattr(optimizer, "group_rows", None)
-    return optimizer.but(group_rows=math.gcd(rows, 8)) if rows else optimizer
 
 
 def row_scale(train: Train) -> float:
