@@ -20,10 +20,6 @@ from caddie.recipes.shrink import SCALES, mini, scale
 from caddie.report.run_files import PARTS
 
 
-def _named(values: dict[str, object]) -> dict[str, Recipe]:
-    return {name: value.but(name=name) for name, value in values.items() if isinstance(value, Recipe)}
-
-
 def _based() -> dict[str, Recipe]:
     """Return every recipe of the tables, each behind those that it is based on."""
     tables = (import_module(f"caddie.recipes.{module}").RECIPES for module in MODULES)
@@ -79,8 +75,11 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
             label: base.but(diff, name=label, base=base.name, why=OUTCOMES[label], public=())
             for label, diff in DIFFS.items()
         }
+    elif colon:
+        defined = execute(Path(path))
+        known = {label: one.but(name=label) for label, one in defined.items() if isinstance(one, Recipe)}
     else:
-        known = _named(execute(Path(path))) if colon else _SHIPPED | _BY_ALIAS
+        known = _SHIPPED | _BY_ALIAS
     full, _, suffix = attribute.rpartition("_")
     if attribute not in known and full in known and suffix in ("mini", *SCALES):
         recipe = known[full]

@@ -80,7 +80,7 @@ def describe_run(
                 "bytes": artifact.tensor_bytes[tensor.name],
                 "parameters": math.prod(tensor.shape),
                 "relative_error": tensor.relative_error,
-                "predicted_bits_per_byte": _times(tensor.predicted_loss, per_nat),
+                "predicted_bits_per_byte": tensor.predicted_loss and tensor.predicted_loss * per_nat,
             }
             for tensor in compressed.tensors
         ],
@@ -162,7 +162,7 @@ def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Cor
         more, fewer = (loss * per_nat * math.expm1(min(-slope * change, 50.0)) for change in (step, -step))
     return {
         "bits_per_weight": 8 * artifact.ledger["weights"] / sum(math.prod(t.shape) for t in compressed.tensors),
-        "predicted_bits_per_byte": _times(loss, per_nat),
+        "predicted_bits_per_byte": loss and loss * per_nat,
         "curve": curve,
         "step_bytes": step,
         "step_more_bits_per_byte": more,
@@ -188,10 +188,6 @@ def _decline(curve: list[tuple[int, float]], file_bytes: int) -> float | None:
         return None
     other = min(far, key=lambda size: abs(size - file_bytes))
     return (math.log(points[file_bytes]) - math.log(points[other])) / (other - file_bytes)
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def device_name(device: torch.device, threads: int) -> str:

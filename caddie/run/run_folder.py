@@ -43,7 +43,7 @@ _CHECK_BYTES, _CHECK_SECONDS = 4 << 30, 120.0
 
 def run_folder(recipe: Recipe, seed: int) -> Path:
     """Return the folder of a run unless another is named."""
-    return Path("runs") / f"{recipe.name}-{recipe.sha256[:8]}-s{seed}"
+    return Path("runs") / f"{recipe.name}-{recipe.key()}-s{seed}"
 
 
 def check_folder(folder: Path) -> None:
