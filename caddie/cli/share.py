@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import click
 
 from caddie.cli.options import FILE, TRACKERS, load_artifact, options, path_argument, tell
 from caddie.errors import UserError, count
+from caddie.lab.executors import when_input_ends
 from caddie.report.display import Display
 from caddie.runtime.interrupt import ends_on_interrupt
 
@@ -85,7 +84,7 @@ def track(folder: Path, kind: str, follow: bool, as_json: bool) -> None:
 
     end = threading.Event()
     if follow:
-        threading.Thread(target=_wait_for_end, args=(end,), daemon=True).start()
+        when_input_ends(end.set)
     else:
         end.set()
     tracker = open_tracker(kind, folder, end)
@@ -95,14 +94,6 @@ def track(folder: Path, kind: str, follow: bool, as_json: bool) -> None:
     if not follow:
         facts = {"tracker": kind, "events": events, "place": tracker.place}
         tell(facts, as_json, f"{events:,} events of {folder} sent; look with: {tracker.place}")
-
-
-def _wait_for_end(end: threading.Event) -> None:
-    """Set `end` when the process that started this one closes its end of the pipe, or is gone."""
-    with suppress(OSError):
-        while os.read(0, 1):
-            continue
-    end.set()
 
 
 @click.command("lm-eval", context_settings={"ignore_unknown_options": True})

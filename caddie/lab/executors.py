@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -169,13 +169,22 @@ def command(job: Path, gpus: int = 0) -> list[str]:
 def end_with_parent() -> None:
     """End this process, by SIGTERM, soon after the one that holds the other end of its standard input."""
 
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    when_input_ends(end)
+
+
+def when_input_ends(act: Callable[[], object]) -> None:
+    """Call `act`, in a thread, when the process at the other end of standard input closes it or is gone."""
+
     def wait() -> None:
         with suppress(OSError):
             while os.read(0, 1):
                 continue
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_SECONDS)
-        os._exit(1)
+        act()
 
     threading.Thread(target=wait, daemon=True).start()
 
