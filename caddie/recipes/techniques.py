@@ -132,10 +132,6 @@ class Socket:
         return [variant.name for variant in self.variants] == [self.name]
 
 
-_FACTS = ("public",)
-"""Fields of a recipe that are no settings."""
-
-
 def sockets() -> list[Socket]:
     """Return everything that is known, in the order of a recipe's settings."""
     places: dict[type[Config], list[str]] = {}
@@ -146,7 +142,7 @@ def sockets() -> list[Socket]:
     return [
         _socket(cls, tuple(dict.fromkeys(paths)), base, measured)
         for cls, paths in places.items()
-        if variants_of(cls) and paths[0].partition(".")[0] not in _FACTS
+        if variants_of(cls) and paths[0] != "public.*"  # results are no settings
     ]
 
 
