@@ -119,10 +119,10 @@ def user_files(*nodes: object) -> tuple[UserFile, ...]:
 
     Raises `UserError` for a class that is defined in no file, and for two files of one name.
     """
-    found = {file.stated.name: file for file in _files(nodes)}
+    found: dict[str, UserFile] = {}
     for file in _files(nodes):
-        if (other := found[file.stated.name]).stated != file.stated:
-            raise UserError(f"{file.path} and {other.path} have one name; give one of them another")
+        if (other := found.setdefault(file.stated.name, file)).stated != file.stated:
+            raise UserError(f"{other.path} and {file.path} have one name; give one of them another")
     return tuple(found[name] for name in sorted(found))
 
 

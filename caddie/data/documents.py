@@ -30,8 +30,7 @@ LIBRARY_TEXT = "the standard library of Python"
 LIBRARY_SUFFIXES = (".py", ".txt", ".rst")
 # Debian ships neither tests nor a site; the others differ from one build of Python to the next.
 LIBRARY_SKIPPED = re.compile(r"site-packages|dist-packages|__pycache__|tests?|idle_test|config-.*|_sysconfigdata.*")
-LINES = (".jsonl", ".ndjson")
-COMPRESSED = (".gz", ".xz", ".zst")
+NAME_OF_ROWS = re.compile(r"[^/]+\.(parquet|(jsonl|ndjson)(\.(gz|xz|zst))?)")
 PARQUET, ROWS = ".parquet", 256
 HUB, CONVERTED = "hf:", "refs/convert/parquet"
 DOWNLOADS = Path("data") / "hub"
@@ -83,7 +82,7 @@ class Source:
         for number, path in enumerate(self.files):
             if self.snapshot:
                 self.snapshot.fetch(names[number], progress, f" ({number + 1} of {len(names)})")
-            if path.suffix == PARQUET or _is_lines(path.name):
+            if _is_rows(path):
                 yield from (_parquet if path.suffix == PARQUET else _json_lines)(path, self.column)
                 continue
             text = _text(path)
@@ -112,7 +111,7 @@ def find(source: str | Path | None, column: str | None = None) -> Source:
     source is missing, or has no such files.
     """
     found = _found(source)
-    if column is not None and not any(map(_is_rows, map(str, found.files))):
+    if column is not None and not any(map(_is_rows, found.files)):
         raise UserError(
             f"{found.description}: a column is named, and there is no Parquet and no JSON lines; leave it out"
         )
@@ -169,13 +168,8 @@ def _data_set(name: str) -> Source:
     return Source(repository.rpartition("/")[2], description, paths, tolerant=False, snapshot=snapshot)
 
 
-def _is_lines(name: str) -> bool:
-    path = Path(name)
-    return (Path(path.stem) if path.suffix in COMPRESSED else path).suffix in LINES
-
-
-def _is_rows(name: str) -> bool:
-    return name.endswith(PARQUET) or _is_lines(name)
+def _is_rows(path: str | Path) -> bool:
+    return NAME_OF_ROWS.fullmatch(Path(path).name) is not None
 
 
 def cut(text: bytes) -> Iterator[bytes]:

@@ -22,7 +22,9 @@ from caddie.runtime.progress import Progress
 SOURCE = "source.json"
 """File of a download's folder: repository, revision, commit, and the bytes of all its files."""
 Kind = Literal["dataset", "model"]
-"""Kinds of repositories. Data sets are fetched without a token; for a model, a token of the user's is sent if any."""
+"""Kinds of repositories."""
+TOKEN = {"dataset": False, "model": None}
+"""Argument `token` of huggingface_hub: False sends none, and None that of the user, if there is one."""
 ABSENT = {
     "dataset": "check repository and revision",
     "model": "check name and revision; a private one needs a token, HF_TOKEN or `hf auth login`",
@@ -132,7 +134,7 @@ def on_hub(
     def download(name: str) -> None:
         options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "endpoint": endpoint, "repo_type": kind}
         with hub_library(folder, bars, f"{name} of {repository}", ABSENT[kind], OFFLINE[kind]) as library:
-            library.hf_hub_download(repository, name, revision=origin.commit, token=_token(kind), **options)
+            library.hf_hub_download(repository, name, revision=origin.commit, token=TOKEN[kind], **options)
 
     return Snapshot(folder, sizes, repository, origin, download)
 
@@ -143,7 +145,7 @@ def list_files(
     """Ask the hub for the commit of a revision and for the bytes of its files; `folder` is the library's home."""
     what = f"the list of files of {repository} at {revision}"
     with hub_library(folder, False, what, ABSENT[kind], OFFLINE[kind]) as library:
-        client = library.HfApi(endpoint=endpoint, token=_token(kind))
+        client = library.HfApi(endpoint=endpoint, token=TOKEN[kind])
         info = client.repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
     for name in sizes:
@@ -164,11 +166,6 @@ def _held(path: Path) -> tuple[Origin, dict[str, int | None]] | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); delete it and try again") from None
-
-
-def _token(kind: Kind) -> bool | None:
-    """Return huggingface_hub's argument `token`: False for no token, None for the user's if there is one."""
-    return False if kind == "dataset" else None
 
 
 @contextmanager

@@ -36,7 +36,6 @@ COMPRESSED_BYTES = 4_000_000
 Planned = tuple[SplitName, bytes]
 Existing = Literal["replace", "keep", "refuse"]
 """Treatment of another text's corpus in the folder: written over, kept (the new one goes beside it), or an error."""
-Identity = Callable[[bytes], bytes]
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
 OWN_FILES = (*OWN_SHARDS, MANIFEST, TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
 
@@ -74,9 +73,9 @@ def prepare(
     folder = expanded(folder).resolve()
     text = Text(sources.find(source, column), corpus.document_hash)
     inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
-    if isinstance(found := _found(folder, inputs, existing, progress), Corpus):
-        return found
-    folder = found
+    folder = _place(folder, inputs, existing, progress)
+    if ready := corpus.reusable(folder, inputs):
+        return ready
     sizes, duplicates = text.survey(progress)
     plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
@@ -95,10 +94,8 @@ def prepare(
     return made
 
 
-def _found(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Corpus | Path:
-    """Return the corpus of these inputs if it is prepared, else the folder for it. A damaged corpus is replaced."""
-    if ready := corpus.reusable(folder, inputs):
-        return ready
+def _place(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Path:
+    """Return the folder for the corpus of these inputs: `folder`, or one beside it. A damaged corpus is replaced."""
     try:
         other = corpus.is_corpus(folder) and read_manifest(folder).inputs != inputs
     except UserError:
@@ -109,9 +106,8 @@ def _found(folder: Path, inputs: str, existing: Existing, progress: Progress) ->
         was = "of another text, or of this one before it or its settings changed"
         raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
     beside = folder.with_name(f"{folder.name}-{inputs[:8]}")
-    if ready := corpus.reusable(beside, inputs):
-        return ready
-    progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {beside}")
+    if not corpus.reusable(beside, inputs):
+        progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {beside}")
     return beside
 
 
@@ -135,9 +131,9 @@ def prepare_validation(
     text = Text(sources.find(source, column), identity(tokenizer, against))
     train = against.manifest.train
     inputs = text.fingerprint([tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])])
-    if isinstance(found := _found(folder, inputs, existing, progress), Corpus):
-        return found
-    folder = found
+    folder = _place(folder, inputs, existing, progress)
+    if ready := corpus.reusable(folder, inputs):
+        return ready
     trained_on = corpus.read_hashes(against.folder, "train")
     seen = trained_on | corpus.read_hashes(against.folder, "validation") if unseen else trained_on
     sizes, duplicates = text.survey(progress)
@@ -168,25 +164,25 @@ def make_corpus(
     """
     check_corpus_folder(folder)
     with making(folder, replaces=True) as partial:
-        most: dict[SplitName, int | None] = {"train": train_shards, "validation": None}
-        writers = {
-            name: _Writer(partial, PREFIXES[name], tokenizer, plan.text.identity, most[name]) for name in plan.names
-        }
+        training = _Writer(partial / PREFIXES["train"], tokenizer, plan.text.identity, train_shards)
+        validation = _Writer(partial / PREFIXES["validation"], tokenizer, plan.text.identity)
+        writers = {"train": training, "validation": validation}
         held_out: list[bytes] = []
         for batch in _batches(plan.documents(), progress):
             for name, writer in writers.items():
                 writer.add([document for split, document in batch if split == name])
             held_out += [document for split, document in batch if split == "validation"]
-            if any(writer.full for writer in writers.values()):
+            if training.full:
                 break
         splits = {name: writer.split() for name, writer in writers.items()}
         for name, made in splits.items():
-            documents = count(made.documents, "document")
-            progress.note(f"{name}: {documents}, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
+            if made.documents:
+                documents = count(made.documents, "document")
+                progress.note(f"{name}: {documents}, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
         lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
         packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
         (partial / corpus.VALIDATION_TEXT).write_bytes(packed)
-        train, trained_on = unwritten or (splits["train"], writers["train"].hashes)
+        train, trained_on = unwritten or (splits["train"], training.hashes)
         figures = [(len(one.hashes), one.changed, one.source_bytes, one.normalized_bytes) for one in writers.values()]
         manifest = Manifest(
             name=plan.text.source.name,
@@ -201,7 +197,7 @@ def make_corpus(
             byte_source="documents",
             validation_compressors=_compressed(b"".join(held_out)),
         )
-        corpus.write(partial, replace(manifest, **fields), tokenizer, trained_on, writers["validation"].hashes)
+        corpus.write(partial, replace(manifest, **fields), tokenizer, trained_on, validation.hashes)
     return corpus.load_counted(folder)
 
 
@@ -223,9 +219,10 @@ def content_of(tokenizer_source: TokenizerSource) -> object:
 class _Writer:
     """Encodes the documents of one split into shards; each shard begins with a document."""
 
-    def __init__(self, folder: Path, prefix: str, tokenizer: Tokenizer, identity: Identity, most: int | None) -> None:
-        self.folder, self.prefix, self.tokenizer, self.identity = folder, prefix, tokenizer, identity
-        self.most = most
+    def __init__(
+        self, prefix: Path, tokenizer: Tokenizer, identity: Callable[[bytes], bytes], most: int | None = None
+    ) -> None:
+        self.prefix, self.tokenizer, self.identity, self.most = prefix, tokenizer, identity, most
         self.shards: list[Shard] = []
         self.hashes: list[bytes] = []
         self.pieces: list[Tokens] = []
@@ -258,7 +255,7 @@ class _Writer:
         return Split(len(self.hashes), *sizes, corpus.set_sha256(self.hashes), tuple(self.shards))
 
     def _flush(self) -> None:
-        path = self.folder / f"{self.prefix}_{len(self.shards):06d}.bin"
+        path = Path(f"{self.prefix}_{len(self.shards):06d}.bin")
         write_shard(path, np.concatenate(self.pieces))
         self.shards.append(Shard(path.name, self.pending, corpus.file_sha256(path)))
         self.pieces, self.pending = [], 0

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -64,11 +63,6 @@ class Plan:
     splits: dict[bytes, SplitName]
     duplicates: int
 
-    @property
-    def names(self) -> list[SplitName]:
-        """Splits that have documents."""
-        return sorted(set(self.splits.values()))
-
     def documents(self) -> Iterator[tuple[SplitName, bytes]]:
         """Yield each planned document once, with its split."""
         left = dict(self.splits)
@@ -103,7 +97,6 @@ class FirstHeldOut:
     held_out: int
     duplicates: int = 0
     """Documents dropped so far because the same bytes came before."""
-    names: ClassVar[list[SplitName]] = ["train", "validation"]
 
     def documents(self) -> Iterator[tuple[SplitName, bytes]]:
         """Yield each document once, with its split; `UserError` unless there are more than are held out."""

@@ -133,9 +133,12 @@ def test_a_text_that_lost_a_document_since_it_was_surveyed_is_refused() -> None:
         list(splits.Plan(text, "", {b"a": "train", b"lost": "train"}, 0).documents())
 
 
-def test_splits_come_in_the_order_of_their_names() -> None:
-    named: Any = {bytes([number]): f"split {number % 8}" for number in range(32)}
-    assert splits.Plan(a_text(), "", named, 0).names == [f"split {number}" for number in range(8)]
+def test_splits_come_in_the_order_of_their_names(text: Path, tmp_path: Path) -> None:
+    for held_out_only, names in ((False, ["train", "validation"]), (True, ["validation"])):
+        progress = RecordedProgress()
+        make(text, tmp_path / str(held_out_only), held_out_only=held_out_only, progress=progress)
+        told = [note.partition(":")[0] for note in progress.notes if note.endswith(" tokens")]
+        assert told == names, "a split without documents is not told"
 
 
 def test_documents_are_held_out_by_the_first_eight_bytes_of_their_hashes() -> None:
