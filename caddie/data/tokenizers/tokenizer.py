@@ -6,7 +6,6 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caddie.config import Config
-from caddie.errors import UserError, first_line
+from caddie.errors import UserError
 from caddie.files import reason
 
 Ids = npt.NDArray[np.uint16]
@@ -186,19 +185,6 @@ class TokenizerSource(Config):
         if tokenizer.vocabulary != vocabulary:
             raise UserError(f"{name} has {tokenizer.vocabulary} ids; set model.vocabulary={tokenizer.vocabulary}")
         return tokenizer
-
-
-@contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Turn errors of a tokenizer's library into a `UserError` that begins with `what`, or names a missing library."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, UserError):
-        raise
-    except ImportError as error:
-        raise UserError(f"this tokenizer needs {error.name}; run: pip install {error.name}") from None
-    except BaseException as error:  # a panic of the library is no Exception
-        raise UserError(f"{what} ({first_line(error)})") from None
 
 
 def byte_ids(token_bytes: Sequence[bytes]) -> Ids | None:

@@ -26,7 +26,7 @@ from caddie.data.tokenizers import (
     TiktokenTokenizer,
     Tokenizer,
 )
-from caddie.data.tokenizers.hugging_face import _PRINTED
+from caddie.data.tokenizers.library_files import _PRINTED
 from caddie.inference.text_codec import compress
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, build
 from caddie.pack import artifact as artifacts

@@ -1,21 +1,25 @@
-"""Tokenizers of Hugging Face: a `tokenizer.json`, encoded by the library `tokenizers`.
+"""Tokenizers of other libraries: a `tokenizer.json` of Hugging Face, and ranks of tiktoken.
 
-Pieces are read as the file's decoder reads them: bytes written as characters (ByteLevel), marks for spaces (Metaspace),
-bytes as `<0x41>` (ByteFallback), words without `##` (WordPiece). What its normalizer changes is lost, and is counted.
+Pieces of the former are read as the file's decoder reads them: bytes written as characters (ByteLevel), marks for
+spaces (Metaspace), bytes as `<0x41>` (ByteFallback), words without `##` (WordPiece). What its normalizer changes is
+lost, and is counted. tiktoken loses nothing: it skips text that the pattern of its ranks does not match, and such a
+pattern is refused.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from caddie.data.tokenizers.tokenizer import MARK, Ids, Sample, TextTokenizer, TokenizerSource, library_errors
-from caddie.errors import UserError
+from caddie.data.tokenizers.tokenizer import MARK, Ids, Sample, TextTokenizer, TokenizerSource
+from caddie.errors import UserError, first_line
 from caddie.files import regular_bytes
 
 _BEGINS = ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>", "[BOS]", "[CLS]")
@@ -26,6 +30,19 @@ _BYTE_OF = {
     **{chr(256 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))},
 }
 """Byte of each character of ByteLevel: itself where it can be printed, else one from U+0100 on."""
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turn errors of a tokenizer's library into a `UserError` that begins with `what`, or names a missing library."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, UserError):
+        raise
+    except ImportError as error:
+        raise UserError(f"this tokenizer needs {error.name}; run: pip install {error.name}") from None
+    except BaseException as error:  # a panic of the library is no Exception
+        raise UserError(f"{what} ({first_line(error)})") from None
 
 
 class HuggingFaceTokenizer(TextTokenizer):
@@ -122,3 +139,79 @@ class HuggingFaceFile(TokenizerSource):
         """Return the file, with `bos` as its `bos_token` if it is set."""
         data = regular_bytes(Path(self.path))
         return json.dumps({**json.loads(data), "bos_token": self.bos}).encode() if self.bos else data
+
+
+class TiktokenTokenizer(TextTokenizer):
+    """Ranks, one a line: a token in base64 and its id. A line of JSON before them holds the pattern.
+
+    BOS is the id after the last; names of special tokens within a text are text. Raises `UserError` if the library is
+    missing, for ranks that cannot be read or lack a byte, a pattern that is none, and more than 65,536 ids.
+    """
+
+    kind = "tiktoken"
+
+    def __init__(self, data: bytes) -> None:
+        with library_errors("not a file of ranks, or a damaged one"):
+            head, _, lines = data.partition(b"\n")
+            self._pattern = str(json.loads(head)["pattern"])
+            pairs = [line.split() for line in lines.splitlines()]
+            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+        self._ranks, self.bos = ranks, max(ranks.values(), default=0) + 1
+        if min(ranks.values(), default=-1) < 0 or len(set(ranks.values())) < len(ranks):
+            raise UserError("these ranks are below 0, or two tokens have one; take the whole file")
+        self._set_pieces({rank: token for token, rank in ranks.items()} | {self.bos: b""}, "these ranks and BOS are")
+        if self._byte_ids is None:
+            raise UserError("these ranks lack a byte; take the whole file")
+        with library_errors("tiktoken does not take these ranks or this pattern"):
+            import tiktoken
+
+            self._library = tiktoken.Encoding("caddie", pat_str=self._pattern, mergeable_ranks=ranks, special_tokens={})
+
+    def _encode_texts(self, texts: list[str]) -> list[Ids]:
+        with library_errors("these ranks cannot encode the text"):
+            # A batch starts threads, which take longer than a single text.
+            each = map(self._library.encode_ordinary, texts)
+            encoded = self._library.encode_ordinary_batch(texts) if len(texts) > 1 else each
+            found = [np.array(ids, np.uint16) for ids in encoded]
+        if any(self._lengths[ids].sum() != len(text.encode()) for text, ids in zip(texts, found, strict=True)):
+            raise UserError("the pattern of these ranks leaves out parts of the text; take one that matches all of it")
+        return found
+
+    def serialize(self) -> bytes:
+        """Return pattern and ranks."""
+        return _with_pattern(self._pattern, self._ranks)
+
+
+def _with_pattern(pattern: str, ranks: Mapping[bytes, int]) -> bytes:
+    ordered = sorted(ranks.items(), key=lambda pair: pair[1])
+    lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in ordered]
+    return b"\n".join([json.dumps({"pattern": pattern}).encode(), *lines])
+
+
+class TiktokenFile(TokenizerSource):
+    """Ranks of tiktoken; lossless."""
+
+    path: str
+    """Path of a file of ranks (`.tiktoken`), or the name of an encoding that the library fetches, such as gpt2."""
+    pattern: str = ""
+    """Regular expression of the words of a text; by default the encoding's own, or that of GPT-2 for a file."""
+
+    def build(self, vocabulary: int, sample: Sample) -> TiktokenTokenizer:
+        """Return the tokenizer of the file or the encoding."""
+        return self._made(vocabulary, lambda: TiktokenTokenizer(self.data()))
+
+    def data(self) -> bytes:
+        """Return pattern and ranks, as `TiktokenTokenizer` takes them."""
+        path = Path(self.path)
+        offline = "without a network, copy the file of ranks from elsewhere and name its path"
+        with library_errors(f"its ranks cannot be fetched; {offline}"):
+            import tiktoken
+
+            if self.path in tiktoken.list_encoding_names() and not path.exists():
+                encoding = tiktoken.get_encoding(self.path)
+                return _with_pattern(self.pattern or encoding._pat_str, encoding._mergeable_ranks)
+        if (data := regular_bytes(path)).startswith(b"{"):
+            return data
+        from tiktoken_ext.openai_public import r50k_pat_str
+
+        return json.dumps({"pattern": self.pattern or r50k_pat_str}).encode() + b"\n" + data
