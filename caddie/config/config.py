@@ -301,10 +301,7 @@ def _bound(value: float) -> str:
 
 
 def _changed(node: Any, changes: Sequence[tuple[Sequence[str], Any]], path: str) -> Any:
-    """Return `node` with all changes made at once, so that settings that depend on each other can change together.
-
-    Changes are paths, split at the dots, and values.
-    """
+    """Return `node` with all changes, paths split at the dots and values, made at once, for some depend on others."""
     if isinstance(node, Mapping):
         for parts, value in changes:
             node = _changed_mapping(node, parts, value, path)

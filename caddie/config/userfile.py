@@ -105,13 +105,9 @@ def _executed(place: Path, path: Path, source: bytes) -> Mapping[str, object]:
         hint = "; a class of settings needs no @dataclass any more" if decorated else ""
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         raise UserError(f"{path} does not run: {kind}{error}{hint}") from error
-    _keep(UserFile(place, source))
-    return vars(module)
-
-
-def _keep(file: UserFile) -> UserFile:
+    file = UserFile(place, source)
     _run.setdefault(file.stated.sha256, file)
-    return file
+    return vars(module)
 
 
 def user_files(*nodes: object) -> tuple[UserFile, ...]:
@@ -148,7 +144,9 @@ def _file_of(cls: type[Config]) -> UserFile:
     if file is None:
         raise UserError(f"{cls.__name__} is defined in no file; write it in one, for other processes need it too")
     path = Path(file).resolve()
-    return _keep(UserFile(path, loader.source if isinstance(loader, _Source) else read_source(path)))
+    found = UserFile(path, loader.source if isinstance(loader, _Source) else read_source(path))
+    _run.setdefault(found.stated.sha256, found)
+    return found
 
 
 def read_stated(value: object) -> tuple[Stated, ...]:

@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -168,7 +167,9 @@ class Corpus:
             leaked = f"{overlap:,} of {validation.documents:,} validation documents in {self.folder}"
             raise UserError(f"{leaked} are training documents too; a score on them means little")
         other: HashKind = "tokens" if self.manifest.hashed == "documents" else "documents"
-        tokenizer, drawn = self.tokenizer(), self._drawn() if validation.shards else []
+        tokenizer, shards = self.tokenizer(), [self.validation_tokens()] if validation.shards else []
+        documents = list(split_documents(shards, tokenizer.bos))
+        drawn = random.SystemRandom().sample(documents, min(_DRAWN, len(documents)))  # nobody knows beforehand which
         if overlap := sum(tokens_hash(tokenizer, ids, other) in hashes["train"] for ids in drawn):
             leaked = f"{overlap:,} of {len(drawn):,} validation documents drawn from {self.folder}"
             raise UserError(f"{leaked} are training documents too, by hashes of {other}; a score means little")
@@ -183,13 +184,6 @@ class Corpus:
         shard, known = self.open(self.manifest.train.shards[0]), read_hashes(self.folder, "train")
         first = split_documents([read(shard, 0, min(len(shard), 1 << 20))], self.manifest.tokenizer.bos)
         return any(document_hash(ids.tobytes()) in known for ids in first)
-
-    def _drawn(self) -> list[Tokens]:
-        """Return the ids of some held-out documents, each with its BOS; nobody knows beforehand which."""
-        tokens = self.validation_tokens()
-        begins = np.flatnonzero(tokens == self.manifest.tokenizer.bos).tolist()
-        edges = list(pairwise([*begins, len(tokens)]))
-        return [tokens[begin:end] for begin, end in random.SystemRandom().sample(edges, min(_DRAWN, len(edges)))]
 
     def check_spelled(self) -> None:
         """Raise `UserError` if the held-out text has characters that no tokens spell.

@@ -14,12 +14,7 @@ import numpy.typing as npt
 
 from caddie.config import Count, known
 from caddie.data.tokenizers import bpe, caseops
-from caddie.data.tokenizers.library_files import (
-    HuggingFaceFile,
-    HuggingFaceTokenizer,
-    TiktokenFile,
-    TiktokenTokenizer,
-)
+from caddie.data.tokenizers.library_files import HuggingFaceFile, HuggingFaceTokenizer, TiktokenFile, TiktokenTokenizer
 from caddie.data.tokenizers.tokenizer import MARK, ByteTable, Ids, Sample, TextTokenizer, Tokenizer, TokenizerSource
 from caddie.errors import UserError
 from caddie.files import regular_bytes
