@@ -38,10 +38,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:,.1f} min" if seconds < 6000 else f"{seconds / 3600:,.1f} h"
 
 
-def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a Markdown table whose cells may hold Markdown."""
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table whose cells may hold Markdown."""
     cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells))
 
 
 def one_line(message: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from caddie.config import show
 from caddie.errors import count
 from caddie.recipes.catalog import find_shipped
-from caddie.report.tables import markdown_lines
+from caddie.report.tables import markdown_table
 from caddie.report.verification import verified
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
@@ -76,7 +76,7 @@ def _results(runs: Sequence[Run], facts: Mapping[str, Any]) -> str:
     )
     if len(runs) > 1:
         rows.append(("std (sample)", "", "", "", *(f"{facts[f'{name}_std']:.8f}" for name in fields), "", ""))
-    return "\n".join(markdown_lines(names, rows))
+    return markdown_table(names, rows)
 
 
 def _comparison(base: Base, seeds: int, mean: float) -> list[str]:
@@ -97,7 +97,7 @@ def _settings(run: Run) -> list[str]:
     back, forth = settings.diff(origin.settings), origin.settings.diff(settings)
     before, after = ({path: show(value) for path, value in diff.items()} for diff in (back, forth))
     rows = ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in after.items())
-    table = "\n".join(markdown_lines(("setting", str(base), "here"), rows))
+    table = markdown_table(("setting", str(base), "here"), rows)
     return [f"Changes to `{base}`; `train_gpt.py` holds every setting.", table]
 
 
@@ -107,7 +107,7 @@ def _bytes(run: Run, code_bytes: int) -> list[str]:
     rows = [*parts.items(), ("train_gpt.py", code_bytes), ("together", total)]
     return [
         f"Seed {run.seed}, the largest; the cap is {cap:,}. The contest does not count the tokenizer.",
-        "\n".join(markdown_lines(("part", "bytes"), ((name, f"{size:,}") for name, size in rows))),
+        markdown_table(("part", "bytes"), ((name, f"{size:,}") for name, size in rows)),
     ]
 
 

@@ -16,7 +16,7 @@ from caddie.lab.compare import _notes, read
 from caddie.report.page import write_report
 from caddie.report.tables import result_table
 from caddie.report.verification import describe_checks, passed, verified
-from caddie.share.card import card_text
+from caddie.share.push import card_text
 from caddie.verify import Verdict
 from caddie.verify.probes import Check
 

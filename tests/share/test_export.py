@@ -27,8 +27,7 @@ from caddie.pack.quantize.floats import Float16
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.shrink import small_copy
 from caddie.score import Scoring
-from caddie.share.export import CODE, FORMATS
-from caddie.share.standalone import standalone
+from caddie.share.export import FORMATS, standalone
 
 needs_transformers = pytest.mark.skipif(not find_spec("transformers"), reason="pip install '.[transformers]'")
 TEXT = "def read(self, name):\n\treturn self.Headers[name]  # 'naïve' ▁ <s> ЖЖ \U0001f600 <|1|> THE The \0 end\n"
@@ -185,7 +184,7 @@ def test_transformers_gives_the_ids_of_every_tokenizer(tmp_path: Path, tiny_run:
 
 
 def test_the_modules_beside_a_model_import_each_other_alone() -> None:
-    files = standalone(CODE)
+    files = standalone()
     assert {"modeling_caddie.py", "tokenization_caddie.py", "caddie_model_gpt.py"} <= files.keys()
     for name, text in files.items():
         compile(text, name, "exec")
