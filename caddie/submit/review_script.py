@@ -175,7 +175,8 @@ def _inflated(packed: bytes) -> bytes | None:
     return None
 
 
-_STRING = re.compile(r"\b[rR]?[fF][rR]?(?P<f>\"\"\"|'''|\"|')|(?P<q>\"\"\"|'''|\"|')")
+_STRING = re.compile(r"\b[rR]?[fF][rR]?(?P<f>\"\"\"|'''|\"|')|(?P<q>\"\"\"|'''|\"|')(?s:\\.|[^\\])*?(?:(?P=q)|\\?\Z)")
+"""The beginning of an f-string, or the whole of another string, which the end of the source ends too."""
 _TOKEN = re.compile(rf"#[^\n]*|{_STRING.pattern}")
 
 
@@ -186,21 +187,11 @@ def blank_f_strings(source: str) -> str:
     """
     out, at = [], 0
     while match := _TOKEN.search(source, at):
-        quote = match["f"] or match["q"]
-        end = match.end()
-        if quote:
-            end = _f_string_end(source, end, quote) if match["f"] else _string_end(source, end, quote)
-        keep = source[at : match.start()] + ('""' if match["f"] else source[match.start() : end])
-        out.append(keep + ("\\\n" * source.count("\n", match.start(), end) if match["f"] else ""))
-        at = end
+        begin, end = match.span()
+        out.append(source[at:begin])
+        at = _f_string_end(source, end, match["f"]) if match["f"] else end
+        out.append('""' + "\\\n" * source.count("\n", begin, at) if match["f"] else source[begin:at])
     return "".join([*out, source[at:]])
-
-
-def _string_end(source: str, at: int, quote: str) -> int:
-    """Return where a string ends whose content begins at `at`."""
-    while at < len(source) and not source.startswith(quote, at):
-        at += 2 if source[at] == "\\" else 1
-    return min(len(source), at + len(quote))
 
 
 def _f_string_end(source: str, at: int, quote: str) -> int:
@@ -216,7 +207,7 @@ def _f_string_end(source: str, at: int, quote: str) -> int:
             else:
                 at += 2 if source[at] in "\\{" else 1
         elif match := _STRING.match(source, at):
-            at = match.end() if match["f"] else _string_end(source, match.end(), match["q"])
+            at = match.end()
             closing += [match["f"]] if match["f"] else []
         else:
             closing += ["}"] if source[at] == "{" else []
