@@ -66,6 +66,7 @@ def render(
 ) -> str:
     """Return the page as HTML, of a result and of the `step` and `held_out` events of its log."""
     sizes, seconds = pick(result, "ledger", "parts") or {}, result.get("seconds") or {}
+    compression = result.get("compression") or {}
     phases = {name.replace("_", " ").capitalize(): value for name, value in seconds.items() if name != "total"}
     return template("report/report.html.jinja").render(
         result=result,
@@ -80,8 +81,8 @@ def render(
         by_bytes=_tensors(result, "bytes", ",d"),
         by_error=_tensors(result, "relative_error", ".5f"),
         by_loss=_tensors(result, "predicted_bits_per_byte", ".6f"),
-        compression=_compression(result),
-        total_seconds=number(seconds.get("total"), ",.1f"),
+        curve=curve_chart(compression, result.get("artifact_bytes"), result.get("cap_bytes")),
+        worth=_worth(compression),
         settings=[(path, setting(value)) for path, value in (result.get("diff") or {}).items()],
         policies=_policies(result),
         public=result.get("public") or [],
@@ -144,11 +145,6 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
     ]
     return {
         "way": way,
-        "bits": number(result.get("bits_per_byte"), ".4f"),
-        "plain": number(pick(result, "scores", "quantized_plain", "bits_per_byte"), ".4f"),
-        "score": f"scores.quantized_{way}.",
-        "bytes": number(size, ",d"),
-        "cap": number(cap, ",d"),
         "width": percent(size, 0, cap or 0),
         "share": number(100 * size / cap, ".1f") if size is not None and cap else None,
         "over": result.get("under_cap") is False,
@@ -244,23 +240,13 @@ def _tensors(result: Mapping[str, Any], key: str, form: str) -> list[Bar]:
     return bars
 
 
-def _compression(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the predicted and measured quantization gap, and the effect of other sizes."""
-    found = result.get("compression") or {}
+def _worth(found: Mapping[str, Any]) -> str | None:
+    """Return the effect of other sizes, by a result's `compression`."""
     step, more, fewer = (found.get(f"step_{name}") for name in ("bytes", "more_bits_per_byte", "fewer_bits_per_byte"))
-    worth = None
-    if is_finite(step) and is_finite(more) and is_finite(fewer):
-        worth = f"{step:,.0f} bytes more would lower the predicted loss by {decimal(-more)} bits per byte; "
-        worth += f"{step:,.0f} fewer would raise it by {decimal(fewer)}."
-    return {
-        "chart": curve_chart(found, result.get("artifact_bytes"), result.get("cap_bytes")),
-        "worth": worth,
-        "facts": [
-            ("Bits per weight", number(found.get("bits_per_weight"), ".2f")),
-            ("Predicted loss", number(found.get("predicted_bits_per_byte"), ".4f")),
-            ("Measured loss", number(found.get("measured_bits_per_byte"), ".4f")),
-        ],
-    }
+    if not (is_finite(step) and is_finite(more) and is_finite(fewer)):
+        return None
+    said = f"{step:,.0f} bytes more would lower the predicted loss by {decimal(-more)} bits per byte; "
+    return f"{said}{step:,.0f} fewer would raise it by {decimal(fewer)}."
 
 
 def _policies(result: Mapping[str, Any]) -> dict[str, Any]:
