@@ -58,10 +58,13 @@ def write_page(artifact: Artifact, out: Path) -> None:
     if artifact.parts:
         names = ", ".join(file.path.name for file in artifact.parts)
         raise UserError(f"the page cannot run classes of a user's file ({names}); share the artifact itself")
+    result = _result(artifact)
     page = template("share/html/page.html.jinja").render(
-        facts=_facts(artifact, _result(artifact)),
+        facts=_facts(artifact, result),
+        artifact=artifact,
+        result=result,
         header=_script(json.dumps(header(artifact), separators=(",", ":"))),
-        artifact=_script(_base64(artifact.path.read_bytes())),
+        file=_script(_base64(artifact.path.read_bytes())),
         engine=_script(_base64(_file("engine.wasm"))),
         words=_script(_base64(_file("brotli.bin"))),
         worker=_script(b"\n".join(map(_file, SCRIPTS)).decode()),
@@ -144,26 +147,19 @@ def _facts(artifact: Artifact, result: Mapping[str, Any]) -> dict[str, Any]:
     way = next((way for way in ("adaptive", "sliding") if scores.get(f"quantized_{way}")), "plain")
     return {
         "name": manifest.recipe or artifact.path.stem,
-        "why": result.get("why"),
         "bits": number(result.get("bits_per_byte"), ".4f") if result else None,
         "plain": number(pick(scores, "quantized_plain", "bits_per_byte"), ".4f"),
         "way": way,
-        "adapts": artifact.scoring.ttt is not None,
         "bytes": f"{total:,}",
         "cap": number(cap, ",d"),
         "share": min(100.0, 100 * total / cap) if cap else None,
         "parameters": f"{manifest.parameters:,}",
         "bits_per_weight": f"{8 * ledger['weights'] / max(1, manifest.parameters):.2f}",
         "seconds": number(pick(result, "seconds", "train"), ",.0f"),
-        "device": result.get("device"),
         "parts": [
             {"label": _PARTS.get(name, name.capitalize()), "bytes": f"{size:,}", "share": 100 * size / total}
             for name, size in ledger.items()
         ],
-        "file": artifact.path.name,
-        "sha256": artifact.sha256,
-        "window": artifact.scoring.sequence_length,
-        "caddie": manifest.caddie,
         "prompt": prompt,
         "text": text,
     }
