@@ -278,9 +278,8 @@ def _joined(a: Point, b: Point) -> Point:
     return Point(b.step, b.seconds, (a.loss * a.events + b.loss * b.events) / events, events)
 
 
-def read_regular(path: Path, most: int | None = None) -> bytes:
-    """Return the bytes of a regular file. Raises `OSError` for others and above `most` bytes, else `LARGEST_BYTES`."""
-    most = LARGEST_BYTES if most is None else most
+def read_regular(path: Path, most: int = LARGEST_BYTES) -> bytes:
+    """Return the bytes of a regular file. Raises `OSError` for others and above `most` bytes."""
     with os.fdopen(open_regular(path, "O_NOFOLLOW"), "rb") as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(f"it has more than {most:,} bytes")

@@ -65,8 +65,6 @@ _FACTS: Mapping[str, tuple[str, ...]] = {
 }
 """Patterns of each fact; the last line that has one of them counts, and a total
 that is not stated is that of model and code. What is captured is a number or nothing."""
-_LARGEST = ("training_ms",)
-"""Facts of which the largest counts: a later line must not take back what was over a limit."""
 _COMPILED = {name: [re.compile(pattern) for pattern in patterns] for name, patterns in _FACTS.items()}
 
 
@@ -139,7 +137,7 @@ def parse_log(file: str, text: str) -> Log:
                 if match := pattern.search(line):
                     stated = match[1].replace(",", "") or "0"
                     fact = Fact(float(stated) if "." in stated else int(stated), number)
-                    if not (name in _LARGEST and name in log.facts and log.facts[name].value > fact.value):
+                    if name != "training_ms" or fact.value >= (log.value(name) or 0):  # none takes back what was over
                         log.facts[name] = fact
         setting = _SETTING.match(line)
         listed = line.startswith("Hyperparameters:") or (listed and setting is not None)

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from caddie.errors import count
+from caddie.report.tables import printable, table
 from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
 from caddie.submit.review_code import HELD_OUT, check_preparation, check_scripts
@@ -167,9 +169,6 @@ def _facts(log: Log, claims: Claims) -> dict[str, Any]:
 
 def review_table(result: Review) -> str:
     """Format a review for a terminal."""
-    from caddie.errors import count
-    from caddie.report.tables import printable, table
-
     lines: list[str] = []
     if result.logs:
         names = ("file", "seed", "bits_per_byte", "total_bytes", "training_seconds", "evaluation_seconds")

@@ -9,6 +9,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
+from caddie.report.read import pick
 from caddie.submit.review_rules import Findings
 
 _MOST_SEEDS = 200
@@ -67,16 +68,15 @@ def read_claims(data: Mapping[str, Any], file: str, found: Findings) -> Claims:
             found.add("json-type", file, f"{name} is {data[name]}, below 0")
     inner = data.get("results")
     data = {**(inner if isinstance(inner, dict) else {}), **data}
-    score, std, p_value = _score(data, file, found), _decimal(data.get("val_bpb_std")), _decimal(data.get("p_value"))
-    claims = Claims(file, score, std, p_value)
+    std, p_value = _decimal(data.get("val_bpb_std")), _decimal(data.get("p_value"))
+    claims = Claims(file, _score(data, file, found), std, p_value)
     for seed, value in islice(_seeds(data), _MOST_SEEDS):
-        claims.seeds.append(seed)
-        claims.scores.update({seed: score} if (score := _first(value, _SCORES)) is not None else {})
-        size = _first(value, _SIZES)
-        claims.sizes.update({seed: int(size)} if size is not None else {})
-    claims.seeds = list(dict.fromkeys(claims.seeds))
-    compliance = data.get("compliance")
-    claims.own_set = isinstance(compliance, dict) and compliance.get("contest_validation_set") is False
+        claims.seeds += [] if seed in claims.seeds else [seed]
+        if (score := _first(value, _SCORES)) is not None:
+            claims.scores[seed] = score
+        if (size := _first(value, _SIZES)) is not None:
+            claims.sizes[seed] = int(size)
+    claims.own_set = pick(data, "compliance", "contest_validation_set") is False
     claims.base = next((scores for name, value in data.items() if "base" in name and (scores := _base(value))), [])
     return claims
 

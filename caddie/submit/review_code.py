@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from itertools import islice
 
 from caddie.submit.review_flow import follow
 from caddie.submit.review_rules import Findings
@@ -32,7 +33,8 @@ def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found
     scopes = follow(scripts)
     unscored = _check_order(scopes, found)
     for scope in scopes:
-        _check_rescoring(scope, unscored, found)
+        for said, line in islice(_rescorings(scope, unscored), 1):
+            scope.script.add("code-rescoring", said, line, found)
         for kind, rule in _NOTED.items():
             for place in scope.places[kind][:1]:
                 scope.script.add(rule, place.what, place.line, found)
@@ -105,31 +107,30 @@ def _adds(scope: Scope) -> list[Place]:
     return [*scope.places["add"][:_MOST], *helped]
 
 
-def _check_rescoring(scope: Scope, unscored: set[Scope], found: Findings) -> None:
-    """Find text that is scored again by a model that has learned from it: in a second call, pass or loop."""
+def _rescorings(scope: Scope, unscored: set[Scope]) -> Iterator[tuple[str, int]]:
+    """Yield how and where text is scored again by a model that has learned from it: in a second call, pass or loop."""
     calls = [(call, one) for call in scope.places["call"][:_MOST] if (one := call.scope) and _adds(one)]
     learning = [(call, one) for call, one in calls if one.places["update"] and one not in unscored]
     for call, learner in learning[:1]:
         if isinstance(call.loop, ast.For) and not _chooses(call.loop):
             said = f"the loop of line {call.loop.lineno} calls {learner.name} again, which learns from what it scores"
-            scope.script.add("code-rescoring", said, call.line, found)
-            return
+            yield said, call.line
         for later, scorer in calls:
             if later.line > call.line and call.models & later.models:
                 said = f"{scorer.name} scores with the model that {learner.name} trained on the same text"
-                scope.script.add("code-rescoring", f"{said} (line {call.line})", later.line, found)
-                return
+                yield f"{said} (line {call.line})", later.line
     totals = {place.what for place in scope.places["add"]}
     for place in scope.places["reset"][:_MOST]:
         if place.what in totals and _read_after(scope.node, place.what, getattr(place.loop, "end_lineno", 0)):
             said = f"{place.what} is set back within the loop that adds it up: what was scored before does not count"
-            scope.script.add("code-rescoring", said, place.line, found)
-            return
+            yield said, place.line
     for update in scope.places["update"][:1]:
         if isinstance(update.loop, ast.For) and any(one.loop is update.loop for one in _adds(scope)):
             if not _chooses(update.loop):
-                said = f"the loop of line {update.loop.lineno} passes over the same text again and scores it"
-                scope.script.add("code-rescoring", said, update.line, found)
+                yield (
+                    f"the loop of line {update.loop.lineno} passes over the same text again and scores it",
+                    update.line,
+                )
 
 
 def _read_after(node: ast.AST, name: str, line: int) -> bool:

@@ -297,13 +297,12 @@ def _check_mean(stated: Stated, found: Findings) -> None:
     slack = Decimal(1).scaleb(-min(decimals(one) for one in (claims.score, *scores)))
     said = f"val_bpb is {claims.score}; the mean of {count(len(scores), 'seed')} is {mean:.8f}"
     if abs(mean - claims.score) > slack:
+        rule = "score-mean" if abs(mean - claims.score) > _SHOWN else "score-mean-digits"
         if other := None if claims.scores else _other_line(stated.chosen, claims.score):
-            said = f"val_bpb is {claims.score}, the mean of the lines `{other}`, not of the last"
-            found.add("score-last", file, said)
+            rule, said = "score-last", f"val_bpb is {claims.score}, the mean of the lines `{other}`, not of the last"
         elif any(agree(score, claims.score) for score in scores):
-            found.add("score-one-seed", file, said)
-        else:
-            found.add("score-mean" if abs(mean - claims.score) > _SHOWN else "score-mean-digits", file, said)
+            rule = "score-one-seed"
+        found.add(rule, file, said)
     if claims.std is not None and len(scores) > 1:
         digits = decimals(claims.std)
         kinds = {"population": pstdev(scores), "sample": stdev(scores)}

@@ -91,7 +91,7 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
     bits = [run.result["bits_per_byte"] for run in runs]
     losses = [run.score["nats_per_token"] for run in runs]
     totals = [run.counted_bytes + code_bytes for run in runs]
-    deviations = {"val_bpb_std": stdev(bits), "val_loss_std": stdev(losses)} if len(runs) > 1 else {}
+    deviations = {"val_bpb_std": bits, "val_loss_std": losses} if len(runs) > 1 else {}
     first = runs[0].result
     late = {clock for run in runs for clock in run.contest_seconds if run.over_time(clock)}
     return {
@@ -99,7 +99,7 @@ def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> 
         "date": time.strftime("%Y-%m-%d"),
         "val_bpb": round(fmean(bits), 8),
         "val_loss": round(fmean(losses), 8),
-        **{field: round(value, 8) for field, value in deviations.items()},
+        **{field: round(stdev(values), 8) for field, values in deviations.items()},
         "seeds": [run.seed for run in runs],
         "seed_results": by_seed,
         "bytes_total": max(totals),
