@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from caddie.errors import UserError
 from caddie.inference.sample import continuation
@@ -105,11 +105,14 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
     def _predicted(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
         """Return log-likelihood of each pair's predicted ids, and True if each of them was the most likely."""
         found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+        model, bos, dtype = self._artifact.model, self.eot_token_id, getattr(torch, self._artifact.scoring.precision)
+        device = next(model.parameters()).device
         longest_first = sorted(range(len(pairs)), key=lambda number: -len(pairs[number][0]))
         for begin in range(0, len(pairs), self._rows):
             numbers = longest_first[begin : begin + self._rows]
-            inputs = [pairs[number][0] for number in numbers]
-            logits = self._logits(inputs)
+            rows = [torch.tensor(pairs[number][0], dtype=torch.long) for number in numbers]
+            ids = pad_sequence(rows, batch_first=True, padding_value=bos).to(device)  # no logits before depend on it
+            logits = model(ids, ids == bos, dtype)
             for row, number in enumerate(numbers):
                 read, wanted = pairs[number]
                 scores = logits[row, len(read) - len(wanted) : len(read)].double().log_softmax(-1)
@@ -117,12 +120,3 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
                 chosen = scores.gather(-1, targets[:, None])
                 found[number] = float(chosen.sum()), bool((scores.argmax(-1) == targets).all())
         return found
-
-    def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return logits of rows of ids, padded at their ends, where no logits before depend on it."""
-        model, bos = self._artifact.model, self.eot_token_id
-        width = max(map(len, rows))
-        device = next(model.parameters()).device
-        ids = torch.tensor([[*row, *[bos] * (width - len(row))] for row in rows], device=device)
-        logits: Tensor = model(ids, ids == bos, getattr(torch, self._artifact.scoring.precision))
-        return logits

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import groupby
 from typing import NamedTuple
 
 _MOST_COLUMNS, _MOST_LINES, _MOST_SCORES = 400, 50_000, 200
@@ -137,7 +138,7 @@ def parse_log(file: str, text: str) -> Log:
                 if match := pattern.search(line):
                     stated = match[1].replace(",", "") or "0"
                     fact = Fact(float(stated) if "." in stated else int(stated), number)
-                    if name != "training_ms" or fact.value >= (log.value(name) or 0):  # none takes back what was over
+                    if name != "training_ms" or fact.value >= (log.value(name) or 0):  # of these the largest counts
                         log.facts[name] = fact
         setting = _SETTING.match(line)
         listed = line.startswith("Hyperparameters:") or (listed and setting is not None)
@@ -171,19 +172,12 @@ def _add_score(log: Log, number: int, line: str, bits: re.Match[str]) -> None:
 
 def _results(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line outside the source, without its prefix."""
-    part: list[tuple[int, str]] = []
-    source = 0
+    lines = []
     for number, whole in enumerate(text.split("\n", _MOST_LINES)[:_MOST_LINES], 1):
         line = whole[:_MOST_COLUMNS].removesuffix("\r")
-        if prefix := _PREFIX.match(line):
-            line = line[prefix.end() :]
-        if _SEPARATOR.fullmatch(line):
-            if source < _SOURCE_LINES:
-                yield from part
-            part, source = [], 0
-            continue
-        source += bool(_SOURCE.match(line))
-        if "{" not in line:  # a format string, where a log without separators holds source
-            part.append((number, line))
-    if source < _SOURCE_LINES:
-        yield from part
+        prefix = _PREFIX.match(line)
+        lines.append((number, line[prefix.end() :] if prefix else line))
+    for separates, part in groupby(lines, lambda line: bool(_SEPARATOR.fullmatch(line[1]))):
+        held = [*part]
+        if not separates and sum(bool(_SOURCE.match(line)) for _, line in held) < _SOURCE_LINES:
+            yield from (line for line in held if "{" not in line[1])  # a format string, if no separator precedes source

@@ -127,10 +127,8 @@ def _rescorings(scope: Scope, unscored: set[Scope]) -> Iterator[tuple[str, int]]
     for update in scope.places["update"][:1]:
         if isinstance(update.loop, ast.For) and any(one.loop is update.loop for one in _adds(scope)):
             if not _chooses(update.loop):
-                yield (
-                    f"the loop of line {update.loop.lineno} passes over the same text again and scores it",
-                    update.line,
-                )
+                said = f"the loop of line {update.loop.lineno} passes over the same text again and scores it"
+                yield said, update.line
 
 
 def _read_after(node: ast.AST, name: str, line: int) -> bool:

@@ -87,10 +87,6 @@ def _run(
         raise UserError(f"{folder} holds a finished run; name another folder by OUT=DIR or remove it")
     progress = _Printed(recipe.train.steps) if ranks.first else SILENT
 
-    def say(lines: list[str]) -> None:
-        for line in lines:
-            progress.note(line)
-
     corpus = _open(recipe, data, tokenizer, folder, ranks)
     text = held_out_text(corpus)
     check_windows(recipe.score.sequence_length, recipe.score.stride, len(text.tokens) - 1)
@@ -98,7 +94,7 @@ def _run(
     facts = {"recipe": recipe.name, "recipe_sha256": recipe.sha256, "seed": seed, "world_size": ranks.world}
     facts["train_shards"] = len(corpus.manifest.train.shards)
     facts |= {"val_tokens": len(text.tokens) - 1, "val_bytes": text.source_bytes, "model_params": recipe.parameters}
-    say(before_training(facts))
+    progress.note("\n".join(before_training(facts)))
     folder.mkdir(parents=True, exist_ok=True)
     phases, given = Phases(), training_data(corpus)
     trained = train(recipe.model, recipe.train, given, seed=seed, folder=folder, ranks=ranks, progress=progress)
@@ -110,7 +106,7 @@ def _run(
     training = {"steps": trained.steps, "peak_bytes": trained.peak_bytes}
     scores = score_trained(recipe, trained, text, ranks)
     result: dict[str, Any] = {"training": training, "seconds": phases.seconds, "scores": scores}
-    say(after_training(result, recipe.train.steps))
+    progress.note("\n".join(after_training(result, recipe.train.steps)))
     if ranks.first:
         metadata = metadata_without_source(recipe, seed, corpus)
         cap = file_cap(recipe.pack, {"source_training": code_bytes}, section_bytes(metadata))
@@ -129,7 +125,7 @@ def _run(
         "scores": scores | {f"quantized_{kind}": score.to_json() for kind, score in scored.items()},
         "evaluation": {"load": artifact.load_seconds, **clock.seconds, "score": score_seconds},
     }
-    say(after_scoring(result, code_bytes))
+    progress.note("\n".join(after_scoring(result, code_bytes)))
 
 
 def _open(recipe: Recipe, data: Path, model: str | None, folder: Path, ranks: Ranks) -> Corpus:
