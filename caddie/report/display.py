@@ -136,7 +136,6 @@ class Display(Progress):
             self.note(name)
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth, self._first_tokens = -math.inf, -1, None
-        self._last_event, self._silence = time.monotonic(), FIRST_SILENCE
 
     def step(self, event: Event) -> None:
         """Show an event of the current phase (see `Progress`)."""

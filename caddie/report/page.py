@@ -261,7 +261,6 @@ def _policies(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(value: float | None, limit: float | None, form: str) -> dict[str, Any]:
-    """Return a figure, its limit, and if it is over."""
     if limit is None:
         return {"figure": number(value, form), "limit": "no limit", "over": False}
     over = value is not None and value > limit

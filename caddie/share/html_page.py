@@ -139,7 +139,6 @@ def _result(artifact: Artifact) -> Mapping[str, Any]:
 
 
 def _facts(artifact: Artifact, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page says of the model."""
     manifest, ledger, total = artifact.manifest, artifact.ledger, artifact.file_bytes
     cap = result.get("cap_bytes")
     scores = result.get("scores") or {}

@@ -91,13 +91,12 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
             temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
             prompt = self.tok_encode(context, add_special_tokens=False)
             limit = int(settings.get("max_gen_toks") or _TOKENS)
-            ids, text = list[int](), ""
+            ids, text, ends = list[int](), "", list[int]()
             for index in continuation(self._artifact, prompt, limit, temperature):
                 ids.append(index)
                 text = self._artifact.tokenizer.decode(ids).decode("utf-8", "replace")
-                if any(stop in text for stop in until):
+                if ends := [text.index(stop) for stop in until if stop in text]:
                     break
-            ends = [text.index(stop) for stop in until if stop in text]
             texts.append(text[: min(ends, default=len(text))])
         return texts
 

@@ -41,7 +41,6 @@ class Claims:
     """Numbers that the JSON claims, by seed where it names seeds."""
 
     file: str
-    """Name of the JSON."""
     score: Decimal | None = None
     std: Decimal | None = None
     p_value: Decimal | None = None

@@ -105,7 +105,6 @@ RULES: Mapping[str, Rule] = {
     "code-outside": Rule("warning", README, "evaluation reads the folder and the data alone"),
     "code-force-stop": Rule("warning", "#1908", "a forced last step does not ignore the clock", None),
 }
-"""Rule by name."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,6 @@ class Flow:
 
     scopes: list[Scope] = field(default_factory=list)
     named: dict[str, list[Scope]] = field(default_factory=lambda: defaultdict(list))
-    """Functions by name."""
     attributes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     models: set[str] = field(default_factory=set)
 
