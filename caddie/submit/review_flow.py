@@ -8,29 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from caddie.submit.review_script import Script
-from caddie.submit.review_values import (
-    ALL,
-    ENV,
-    FILE,
-    LOOKUP,
-    LOSS,
-    MODEL,
-    MOST_CANDIDATES,
-    NO_GRADIENT,
-    PARAMETER,
-    TEXT,
-    VALIDATION_NAME,
-    Flow,
-    Scope,
-    Values,
-    callee,
-    chain,
-    last,
-    plain,
-    union,
-    without,
-)  # fmt: skip
+from caddie.submit.review_script import Script, callee, chain, last
+from caddie.submit.review_values import ALL, ENV, LOOKUP, LOSS, NO_GRADIENT, TEXT, Flow, Scope, Values, plain, without
 
 _ROUNDS = 7
 """Passes over the script while labels still spread; each follows any number of assignments in order."""
@@ -40,47 +19,19 @@ def follow(scripts: Sequence[Script]) -> list[Scope]:
     """Return all functions of the scripts, and each script outside of any, with their labels and places."""
     flow = Flow()
     for script in scripts:
-        _declare(Scope("", script.tree, script, None), flow)
+        flow.declare(Scope("", script.tree, script, None))
     for _ in range(_ROUNDS):
         before = flow.size()
         for scope in flow.scopes:
             scope.places.clear()  # the last pass, which has all labels, notes them again
-            _Walk(flow, scope).run()
+            _Walk(flow, scope).block(getattr(scope.node, "body", []))
         if flow.size() == before:
             break
     return flow.scopes
 
 
-def _declare(scope: Scope, flow: Flow) -> None:
-    """Add a scope and those within it."""
-    flow.scopes.append(scope)
-    waiting: list[tuple[ast.AST, str]] = [(scope.node, "")]
-    while waiting:
-        at, owner = waiting.pop()
-        for child in ast.iter_child_nodes(at):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
-                every = child.args
-                inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
-                if inner.parameters[:1] == ["self"]:
-                    del inner.parameters[0]
-                for name in (child.name, owner if child.name == "__init__" else ""):
-                    flow.named[name] += [inner] if name else []
-                _declare(inner, flow)
-            else:
-                if isinstance(child, ast.Attribute) and child.attr in MODEL:
-                    flow.models.add(last(child.value))
-                waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
-
-
 class _Walk(Values):
     """One pass over a scope's statements, in order."""
-
-    def run(self) -> None:
-        for name in self.scope.parameters:
-            if not self.scope.called and VALIDATION_NAME.fullmatch(name):
-                self.scope.labels[name] |= TEXT << PARAMETER
-        self.block(getattr(self.scope.node, "body", []))
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
@@ -177,14 +128,6 @@ class _Walk(Values):
                 self.note("reset", target, target.id)
         self.cut(value)
         self.bind(target, marks)
-
-    def parts(self, value: ast.expr, count: int) -> list[int]:
-        """Return the labels of each of the `count` values that a script's function returns; empty if not known."""
-        if not isinstance(value, ast.Call):
-            return []
-        known = [one for one in self.flow.named.get(last(value.func), ())[:MOST_CANDIDATES] if len(one.returns) > 1]
-        passed = self.arguments(value) & (TEXT | TEXT << PARAMETER | FILE | ENV)
-        return [passed | union(one.returns[place] for one in known) for place in range(count)] if known else []
 
     def augment(self, node: ast.AugAssign) -> None:
         marks = self.value(node.value)

@@ -1,4 +1,4 @@
-"""The source of a submission's script, read without running it: packed scripts are unpacked, within bounds."""
+"""The source of a submission's script, read without running it, as a syntax tree; packed ones are unpacked in bounds."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _MOST_LAYERS = 3
 _MOST_SCRIPTS = 8
 _DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$")
 """Names of files that hold data, not text."""
+_SHAPING = {"reshape", "view", "flatten", "to", "long", "int", "contiguous", "clone", "squeeze", "unsqueeze", "cuda"}
+"""Methods whose result has every element of a tensor and no other."""
 _PACKED_SHARE = 0.5
 """A script is packed if one string is at least this share of it."""
 _RAW_LZMA = [{"id": lzma.FILTER_LZMA2}]
@@ -214,3 +216,32 @@ def _f_string_end(source: str, at: int, quote: str) -> int:
             del closing[len(closing) - (source[at] == "}") :]
             at += 1
     return at
+
+
+def last(node: ast.AST | None) -> str:
+    """Return the last name of `a.b.c`, or an empty string."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a constant, else None."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def base_of(node: ast.AST) -> ast.AST:
+    """Return `a` of `a.b`, `a[...]` and `a.b(...)`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
+def chain(node: ast.AST) -> ast.AST:
+    """Return `a` of `a.b(...).c(...)`, which has every element of `a` and no other."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHAPING:
+        node = node.func.value
+    return node
+
+
+def callee(node: ast.AST) -> ast.AST:
+    """Return what a call calls, else the expression itself."""
+    return node.func if isinstance(node, ast.Call) else node

@@ -8,16 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from caddie.submit.review_script import Script
+from caddie.submit.review_script import Script, base_of, callee, chain, constant, last
 
 TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV, CHOICE = (1 << place for place in range(8))
 """Labels: validation text, a later token, a loss, a table at text, read back, in memory, setting, choice by loss."""
 ALL, PARAMETER = 255, 8
 """Labels that came in by a parameter stand `PARAMETER` bits higher: a call does not return them to other callers."""
-MOST_CANDIDATES = 8
+_MOST_CANDIDATES = 8
 """Functions of one name that are looked at."""
 _VALIDATION_FILE = re.compile(r"(?:^|[_/\-])val(?:id|idation)?(?:[_*./\-]|$)")
-VALIDATION_NAME = re.compile(r"(?:val|valid|validation)_(?:tokens|ids|files)")
+_VALIDATION_NAME = re.compile(r"(?:val|valid|validation)_(?:tokens|ids|files)")
 _SIZES = {"shape", "device", "dtype", "numel", "size", "len", "dim", "ndim", "isinstance", "nonzero", "flatnonzero"}
 """Names that give a tensor's form or places in it, and nothing that it holds."""
 _SMALLER = {"amin", "sort", "min", "minimum", "fmin", "topk", "kthvalue", "clamp_max"}
@@ -25,8 +25,7 @@ _SUMS = {"sum", "mean", "item"}
 _GROW = {"append", "extend", "update", "add", "insert", "appendleft", "put"}
 _WEIGHTS = {"data", "weight", "bias", "grad"}
 NO_GRADIENT = {"no_grad", "inference_mode"}
-_SHAPING = {"reshape", "view", "flatten", "to", "long", "int", "contiguous", "clone", "squeeze", "unsqueeze", "cuda"}
-MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
+_MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
 """Methods that tell that a name is a model's."""
 
 
@@ -69,6 +68,31 @@ class Flow:
     attributes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     models: set[str] = field(default_factory=set)
 
+    def declare(self, scope: Scope) -> None:
+        """Add a scope and those within it."""
+        self.scopes.append(scope)
+        waiting: list[tuple[ast.AST, str]] = [(scope.node, "")]
+        while waiting:
+            at, owner = waiting.pop()
+            for child in ast.iter_child_nodes(at):
+                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
+                    every = child.args
+                    inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+                    if inner.parameters[:1] == ["self"]:
+                        del inner.parameters[0]
+                    for name in (child.name, owner if child.name == "__init__" else ""):
+                        self.named[name] += [inner] if name else []
+                    self.declare(inner)
+                else:
+                    if isinstance(child, ast.Attribute) and child.attr in _MODEL:
+                        self.models.add(last(child.value))
+                    waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
+
+    def functions(self, name: str) -> list[Scope]:
+        """Return the functions of a name that are looked at."""
+        return self.named.get(name, [])[:_MOST_CANDIDATES]
+
     def size(self) -> int:
         """Return a number that grows with every label, of which none is ever taken away."""
         bits = (mark for scope in self.scopes for kept in (scope.labels, scope.returns) for mark in kept.values())
@@ -88,6 +112,9 @@ class Values:
         """Labels of variables whose last assignment is plain; of the others, those of all assignments count."""
         self.replaced: list[tuple[str, int]] = []
         """Variables assigned in a branch, and their labels before."""
+        for name in scope.parameters:
+            if not scope.called and _VALIDATION_NAME.fullmatch(name):
+                scope.labels[name] |= TEXT << PARAMETER
 
     def note(
         self, kind: str, node: ast.AST, what: str = "", scope: Scope | None = None, models: frozenset[str] = frozenset()
@@ -157,7 +184,7 @@ class Values:
             inner = self.value(node.value)
             if node.attr in _SIZES:
                 return 0
-            named = TEXT if VALIDATION_NAME.fullmatch(node.attr) else ENV if node.attr == "environ" else 0
+            named = TEXT if _VALIDATION_NAME.fullmatch(node.attr) else ENV if node.attr == "environ" else 0
             own = f"{self.scope.owner}." if last(node.value) == "self" else ""
             return inner | self.flow.attributes.get(own + node.attr, 0) | named
         if isinstance(node, ast.Call):
@@ -254,7 +281,7 @@ class Values:
             self.note("hook", node)
         elif known & TEXT and handed and last(base_of(node.func)) in self.flow.models:
             self.note("feed", node, name)
-        known_functions = self.flow.named.get(name, [])[:MOST_CANDIDATES]
+        known_functions = self.flow.functions(name)
         passed = [one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.named]
         for function in known_functions:
             for parameter, mark in (*zip(function.parameters, given, strict=False), *named.items()):
@@ -267,6 +294,14 @@ class Values:
         for function in (*known_functions, *(one for other in passed for one in self.flow.named[other][:1])):
             self.note("call", node, _whose(marks), scope=function, models=models)
         return marks | union(one.returns[None] for one in known_functions)
+
+    def parts(self, value: ast.expr, count: int) -> list[int]:
+        """Return the labels of each of the `count` values that a script's function returns; empty if not known."""
+        if not isinstance(value, ast.Call):
+            return []
+        known = [one for one in self.flow.functions(last(value.func)) if len(one.returns) > 1]
+        passed = self.arguments(value) & (TEXT | TEXT << PARAMETER | FILE | ENV)
+        return [passed | union(one.returns[place] for one in known) for place in range(count)] if known else []
 
     def _method(self, target: ast.expr, name: str, node: ast.Call, marks: int) -> None:
         if name in _GROW or (name.endswith("_") and not name.startswith("_")):
@@ -333,35 +368,6 @@ def without(marks: int, labels: int) -> int:
 def _whose(marks: int) -> str:
     """Return where validation text comes from: found by the function, handed to it, or an empty string."""
     return "found" if marks & TEXT else "given" if plain(marks) & TEXT else ""
-
-
-def last(node: ast.AST | None) -> str:
-    """Return the last name of `a.b.c`, or an empty string."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def constant(node: ast.AST | None) -> object:
-    """Return the value of a constant, else None."""
-    return node.value if isinstance(node, ast.Constant) else None
-
-
-def base_of(node: ast.AST) -> ast.AST:
-    """Return `a` of `a.b`, `a[...]` and `a.b(...)`."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node
-
-
-def chain(node: ast.AST) -> ast.AST:
-    """Return `a` of `a.b(...).c(...)`, which has every element of `a` and no other."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SHAPING:
-        node = node.func.value
-    return node
-
-
-def callee(node: ast.AST) -> ast.AST:
-    """Return what a call calls, else the expression itself."""
-    return node.func if isinstance(node, ast.Call) else node
 
 
 def _later(node: ast.expr | None) -> bool:
