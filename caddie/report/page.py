@@ -22,6 +22,7 @@ from caddie.files import replacing
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
 from caddie.report.read import pick, read_scored_result, read_steps, result_errors, training_notes, verified
 from caddie.report.run_files import LOG, REPORT, RESULT
+from caddie.report.tables import PARTS
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -35,7 +36,7 @@ _STAGES = (
     ("Quantized, packed", "sliding", "quantized_sliding"),
     ("Quantized, packed", "adaptive", "quantized_adaptive"),
 )
-_PARTS = {"config": "Model config", "source": "Source code", "container": "Container overhead"}
+_PARTS = {**PARTS, "container": "container overhead"}
 _STEP_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens", "tokens_per_second", "lr_scale")
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 
@@ -76,7 +77,7 @@ def render(
         chart=loss_chart(steps, held_out),
         notes=training_notes(result),
         downloads=_downloads(result, steps, held_out),
-        parts=_shares({_PARTS.get(name, name.capitalize()): size for name, size in sizes.items()}, ",d"),
+        parts=_shares({_PARTS.get(name, name).capitalize(): size for name, size in sizes.items()}, ",d"),
         phases=_shares(phases, ",.1f", _PHASE_COLORS),
         by_bytes=_tensors(result, "bytes", ",d"),
         by_error=_tensors(result, "relative_error", ".5f"),

@@ -25,6 +25,7 @@ from caddie.pack.quantize import Quantizer
 from caddie.report.page import number, template
 from caddie.report.read import pick, read_scored_result
 from caddie.report.run_files import RESULT
+from caddie.report.tables import PARTS
 from caddie.share.program import program
 
 SCRIPTS = ("engine.js", "artifact.js", "tokenizers.js", "model.js", "worker.js")
@@ -34,7 +35,6 @@ _QUANTIZERS = (
     *(quantize.Ternary, quantize.Binary, quantize.LowRank, quantize.Rotated),
 )
 _OWN_TOKENIZERS = ("bytes", "bytes260", "sentencepiece", "caseops")  # that the page reads from the artifact itself
-_PARTS = {"config": "Model config", "source": "Source code"}
 _ENGLISH = (
     "The",
     "The sea was calm in the morning. By noon the wind had turned, and the fishermen came home early.",
@@ -156,7 +156,7 @@ def _facts(artifact: Artifact, result: Mapping[str, Any]) -> dict[str, Any]:
         "bits_per_weight": f"{8 * ledger['weights'] / max(1, manifest.parameters):.2f}",
         "seconds": number(pick(result, "seconds", "train"), ",.0f"),
         "parts": [
-            {"label": _PARTS.get(name, name.capitalize()), "bytes": f"{size:,}", "share": 100 * size / total}
+            {"label": PARTS.get(name, name).capitalize(), "bytes": f"{size:,}", "share": 100 * size / total}
             for name, size in ledger.items()
         ],
         "prompt": prompt,

@@ -1,4 +1,4 @@
-"""The source of a submission's script, read without running it, as a syntax tree; packed ones are unpacked in bounds."""
+"""The syntax tree of a submission's script, read without running it: packed scripts are unpacked, within bounds."""
 
 from __future__ import annotations
 
