@@ -168,10 +168,9 @@ class _Sums:
         height, width = as_matrix(weight).shape
         self.squares, self.seen = weight.new_zeros(height), weight.new_zeros(height)
         self.columns, self.batches = weight.new_zeros(width, width), weight.new_zeros(())
-        self.inputs = weight.new_zeros(width, width) if used else None
+        self.inputs = torch.zeros_like(self.columns if used else self.columns[:0, :0])
         self.count = weight.new_zeros((), dtype=torch.int64)
-        kept = (self.squares, self.seen, self.columns, self.batches, self.inputs, self.count)
-        self.all = [tensor for tensor in kept if tensor is not None]
+        self.all = [self.squares, self.seen, self.columns, self.batches, self.inputs, self.count]
         self.scale: Tensor | None = None
 
     def begin(self) -> None:
@@ -193,7 +192,6 @@ class _Sums:
     @torch.no_grad()
     def gather(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
         """Add x x^T over a module's inputs; a forward pre-hook."""
-        assert self.inputs is not None
         linear = isinstance(module, Linear)  # otherwise the head, whose table is never called
         x = rms_norm(given[0]) if not linear or module.normed else given[0]
         if not linear and isinstance(projection := getattr(module, "projection", None), Linear):
@@ -209,7 +207,7 @@ class _Sums:
         batch has tokens. With 16 shown for each column they count as much as the inputs do.
         """
         columns = _even(self.columns) if len(self.columns) > 1 else None
-        if columns is None or self.inputs is None or (inputs := _even(self.inputs)) is None:
+        if columns is None or (inputs := _even(self.inputs)) is None:
             return columns
         directions = min(float(self.batches) * len(self.squares), float(self.count)) / len(columns)
         return torch.lerp(inputs, columns, directions / (directions + _DIRECTIONS))
@@ -217,7 +215,7 @@ class _Sums:
     def calibration(self, tokens: float) -> Calibration:
         """Return the calibration on the CPU, where weights are quantized."""
         rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
-        inputs = self.inputs / self.count.float() if self.inputs is not None and self.count else None
+        inputs = self.inputs / self.count.float() if self.count else None
         return Calibration(*(known if known is None else known.cpu() for known in (inputs, rows, self.mixed())))
 
 
