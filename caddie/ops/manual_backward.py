@@ -195,10 +195,6 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     return norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
 
 
-def _row_dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1, keepdim=True)
-
-
 def _norm_backward(grad: Tensor, normed: Tensor, dot: Tensor, factor: Tensor) -> Tensor:
     """Turn the gradient of the normed rows, in place, into that of the rows, which were multiplied by `factor`."""
     return grad.addcmul_(normed, dot, value=-1.0 / normed.shape[-1]).mul_(factor)
@@ -218,7 +214,8 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         y, factor = ctx.saved_tensors
         exact, normed = grad.to(torch.float32, copy=True), y.float()
-        return _norm_backward(exact, normed, _row_dot(exact, normed), factor).to(y.dtype), None
+        dot = (exact * normed).sum(-1, keepdim=True)
+        return _norm_backward(exact, normed, dot, factor).to(y.dtype), None
 
 
 class _NormedRotation(torch.autograd.Function):
@@ -242,7 +239,7 @@ class _NormedRotation(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         normed, factor, cosine, sine, gain = ctx.saved_tensors
         back = _rotated(torch.empty(normed.shape).copy_(grad.transpose(1, 2)), cosine, -sine, None)
-        dot = _row_dot(back, normed)
+        dot = (back * normed).sum(-1, keepdim=True)
         grad_gain = None
         if gain is not None:
             grad_gain = dot.sum((0, 1, 3)).to(gain.dtype)

@@ -96,8 +96,11 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
     folders = {folder for path in sources for folder in [*Path(path).parents][:-1]}
     files = {(folder / "__init__.py").as_posix(): "" for folder in folders}
     files |= {path: _strip(text) for path, text in sources.items()}
-    data = json.dumps(files, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return Bundle(files, tuple(sorted(libraries)), data)
+    return Bundle(files, tuple(sorted(libraries)), _packed(files))
+
+
+def _packed(files: Mapping[str, str]) -> bytes:
+    return json.dumps(files, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def script(recipe: Mapping[str, Any], source: str | None = None) -> bytes:
@@ -123,8 +126,7 @@ def _encoded_source() -> str:
     version = metadata.version("caddie")
     about = {f"caddie-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: caddie\nVersion: {version}\n"}
     files = source_needed(TRAINING).files | about
-    data = json.dumps(files, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return base64.b85encode(Brotli().encode(data.encode())).decode()
+    return base64.b85encode(Brotli().encode(_packed(files))).decode()
 
 
 def unpack(data: bytes, folder: Path) -> None:

@@ -12,17 +12,7 @@ from torch import Tensor
 from caddie.config import Config, Count, Range, known
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
-from caddie.pack.quantize.quantizer import (
-    Arrays,
-    Calibration,
-    Layout,
-    Quantizer,
-    Rounding,
-    Wrapper,
-    as_rows,
-    plain,
-    rows_shape,
-)
+from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, Wrapper, as_rows, plain
 from caddie.pack.quantize.rows import Rows
 from caddie.pack.quantize.scales import Percentile
 
@@ -86,9 +76,9 @@ class Protected(Wrapper, Quantizer):
         return torch.where(inside, fine, rows).reshape(weight.shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of `of`, and a step for each row."""
+        """Return the layout of `of`, and as many steps again."""
         found = self.of.layout(shape)
-        return found | {"fine_steps": (found["steps"][0], (rows_shape(shape)[0],))}
+        return found | {"fine_steps": found["steps"]}
 
     @property
     def _rows(self) -> Rows:
