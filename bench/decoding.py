@@ -5,9 +5,10 @@
 The matrices are those of `longer_warmdown`, 35.9 million weights, with more or fewer rows for other MILLIONS. Their
 integers are drawn: Laplace numbers whose scales differ by row and by column, or, with `--run`, Gaussian ones with the
 scales that rows and columns of this trained run's integers have under `Waterfilling`. They are coded by the product's
-own choice and read by `caddie.pack.decompress`, down to float32 weights, in processes that may use one core and two.
-Beside it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With `--trellis` all
-integers are taken for those of `Trellis`. With `--file` the coded weights are kept there and only read the next time.
+own choice and read by `decompress` in `caddie.pack.artifact`, down to float32 weights, in processes that may use one
+core and two. Beside it stands Brotli at its best layout for the same integers, in 8 bits each if they fit. With
+`--trellis` all integers are taken for those of `Trellis`. With `--file` the coded weights are kept there and only read
+the next time.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from torch import nn
 from caddie.model import GPT
 from caddie.model.parameters import Constant, Part
 from caddie.pack import container
+from caddie.pack.artifact import LENGTH_BYTES, PREFIX, decompress
 from caddie.pack.coding import EncodeJob, Packed, ProcessPool, Smallest
 from caddie.pack.container import Section
-from caddie.pack.decompress import LENGTH_BYTES, PREFIX, decompress
 from caddie.pack.quantize import Trellis, Waterfilling, WaterfillingSteps
 from caddie.recipes.catalog import find
 from caddie.report.tables import table

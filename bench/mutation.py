@@ -77,7 +77,6 @@ TESTS = {
         "tests/lab/test_studies.py",
     ),
     "caddie/pack/artifact.py": DECODED,
-    "caddie/pack/decompress.py": DECODED,
     "caddie/score/*.py": ("tests/score",),
     "caddie/verify/black_box.py": PROBED,
     "caddie/verify/changes.py": PROBED,

@@ -196,9 +196,7 @@ def test_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "_strip", str)  # which takes long and changes nothing here
     needed = source_needed.__wrapped__
     files = set(needed().files)
-    assert {
-        f"caddie/{name}.py" for name in ("pack/artifact", "pack/container", "pack/codecs", "pack/decompress")
-    } <= files
+    assert {f"caddie/{name}.py" for name in ("pack/artifact", "pack/container", "pack/codecs")} <= files
     assert {
         "caddie/pack/quantize/waterfilling.py",
         "caddie/pack/coding/entropy_model.py",
