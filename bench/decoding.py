@@ -24,14 +24,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
-from caddie.model import GPT
 from caddie.model.parameters import Constant, Part
 from caddie.pack import container
 from caddie.pack.artifact import LENGTH_BYTES, PREFIX, decompress
@@ -57,18 +55,6 @@ class Stack(Part):
         super().__init__()
         for name, shape in shapes.items():
             self.register_parameter(name, self.declare(name, shape, "matrix", Constant(value=0.0)))
-
-
-class Stacked:
-    """In the place of a model's settings."""
-
-    def __init__(self, shapes: Shapes) -> None:
-        self.shapes = shapes
-
-    def outline(self) -> nn.Module:
-        """The matrices, without memory."""
-        with torch.device("meta"):
-            return Stack(self.shapes)
 
 
 def shapes_of(recipe: str, millions: float | None) -> Shapes:
@@ -171,7 +157,9 @@ def encoded(
 def decoded(shapes: Shapes, sections: Mapping[str, bytes], trellis: bool = False) -> dict[str, npt.NDArray[Any]]:
     """The weights, by the product's own way."""
     quantizer = Trellis() if trellis else Waterfilling()
-    weights = decompress(cast(GPT, Stacked(shapes)), {"matrix": quantizer}, sections)
+    with torch.device("meta"):
+        stack = Stack(shapes)
+    weights = decompress(stack, {"matrix": quantizer}, sections)
     return {name: weight.numpy() for name, weight in weights.items()}
 
 

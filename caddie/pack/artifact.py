@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caddie.config import Config, coerce
 from caddie.config.userfile import UserFile, read_stated, supply, user_files
@@ -160,7 +160,7 @@ def load(
     parameters, size = sum(parameter.numel() for parameter in model.parameters()), contents.file_bytes
     if parameters > max(_SMALLEST_BOMB, _RATIO * size):
         raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
-    weights = decompress(gpt, quantizers, sections)
+    weights = decompress(model, quantizers, sections)
     _check_constants([buffer.numel() for buffer in model.buffers()])
     model.load_state_dict(weights, assign=True)
     draw_constants(model)
@@ -177,15 +177,14 @@ def load(
     return Artifact(path, contents.sha256, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds, files)
 
 
-def decompress(gpt: GPT, quantizers: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
+def decompress(model: nn.Module, rules: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
     """Return the weights that `compress` stored, float32; `UserError` for missing, extra or wrongly sized sections."""
-    model = gpt.outline()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     stored = {name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX)}
     if stored != set(shapes):
         odd = sorted(stored ^ set(shapes))[0]
         raise UserError(f"{_UNFIT}: {odd} is {'missing' if odd in shapes else 'unknown'}")
-    chosen = assign(quantizers, model, "quantizers")
+    chosen = assign(rules, model, "quantizers")
     streams, spare = list[DecodeJob](), {}
     for name, quantizer in chosen.items():
         data = sections[PREFIX + name]

@@ -82,7 +82,7 @@ def sections_of(compressed: Compressed) -> dict[str, bytes]:
 
 
 def read(compressed: Compressed, gpt: GPT = GPT_SMALL) -> dict[str, Tensor]:
-    return decompress(gpt, compressed.dequantizers, sections_of(compressed))
+    return decompress(gpt.outline(), compressed.dequantizers, sections_of(compressed))
 
 
 # There and back
@@ -118,7 +118,7 @@ def test_the_readers_are_all_that_is_needed_to_read() -> None:
     readers = {rule: Quantizer.from_json(value) for rule, value in json.loads(text).items()}
     assert readers == compressed.dequantizers
     assert all(each.dequantizer == each for each in readers.values())
-    found = decompress(GPT_SMALL, readers, sections_of(compressed))
+    found = decompress(GPT_SMALL.outline(), readers, sections_of(compressed))
     assert all(torch.equal(weight, found[name]) for name, weight in read(compressed).items())
     assert readers["embedding"] == Waterfilling(), "no setting that only the choice of integers needs"
     assert readers["matrix"] == Rows(bits=6)
@@ -296,7 +296,7 @@ def test_what_does_not_fit_the_model_is_not_read(edit: Any, says: str) -> None:
     sections = {section.name: section.data for section in compressed.sections}
     edit(sections)
     with pytest.raises(UserError, match=says):
-        decompress(GPT_SMALL, compressed.dequantizers, sections)
+        decompress(GPT_SMALL.outline(), compressed.dequantizers, sections)
 
 
 def test_another_model_or_other_readers_do_not_read() -> None:
@@ -306,10 +306,10 @@ def test_another_model_or_other_readers_do_not_read() -> None:
             read(compressed, other)
     for readers in ({}, {"matrix": Rows()}, {**PLAIN, "nothing": Rows()}, {**PLAIN, "matrix": Float32()}):
         with pytest.raises(UserError):
-            decompress(GPT_SMALL, readers, sections_of(compressed))
+            decompress(GPT_SMALL.outline(), readers, sections_of(compressed))
 
 
 def test_sections_of_others_are_left_alone() -> None:
     compressed = made(quantizers=PLAIN)
     sections = {"config": b"x", "weight": b"", **sections_of(compressed)}
-    assert set(decompress(GPT_SMALL, compressed.dequantizers, sections)) == set(weights())
+    assert set(decompress(GPT_SMALL.outline(), compressed.dequantizers, sections)) == set(weights())
