@@ -11,8 +11,7 @@ from torch import Tensor
 from caddie.config import Range, known
 from caddie.errors import UserError
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, as_rows, plain
-from caddie.pack.quantize.rows import Rows
-from caddie.pack.quantize.scales import Grid
+from caddie.pack.quantize.rows import Grid, Rows
 
 
 class Gptq(Wrapper, Quantizer):
