@@ -35,8 +35,6 @@ TRAINING = ("caddie.submit.script", "caddie.ops.loss_kernels")
 """Modules that train, pack and score a model, as one program; kernels are imported by a name that is made up."""
 
 _PACKAGE = Path(__file__).parent.parent
-_HEAD = "train_gpt.py.txt"
-"""File beside this module: the script, with $version, $recipe and $source in place of these."""
 _PATH = re.compile(r"caddie(/[a-z_][a-z0-9_]*)+\.py")
 
 
@@ -117,7 +115,8 @@ def script(recipe: Mapping[str, Any], source: str | None = None) -> bytes:
 
 @cache
 def _head() -> str:
-    return (Path(__file__).parent / _HEAD).read_text()
+    """Return the text of the script, with $version, $recipe and $source in place of these."""
+    return (Path(__file__).parent / "train_gpt.py.txt").read_text()
 
 
 @cache

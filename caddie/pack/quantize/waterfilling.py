@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ class WaterfillingSteps:
 
     step: float
     damping: float
-    but: Callable[..., Any]
+    but: Callable[..., Self]
     calibrated: ClassVar[bool] = True
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
@@ -81,7 +81,7 @@ class WaterfillingSteps:
 
     def coarser(self, factor: float) -> Self:
         """Return the same with `factor` times the step."""
-        return cast(Self, self.but(step=self.step * factor))
+        return self.but(step=self.step * factor)
 
     def _rounding(self, weights: Tensor) -> RoundColumn:
         """Return the rounding of columns of `weights` (rows, columns), which are in steps: to the nearest integers."""
