@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from caddie.data.corpus import Corpus, file_sha256, read_hashes
+from caddie.data.corpus import Corpus, file_sha256
 from caddie.data.shards import split_documents
 from caddie.errors import UserError
 from caddie.files import absolute
@@ -25,12 +25,11 @@ from caddie.report.read import passed
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, JsonLines, Progress, json_line, relay
 from caddie.score import Scoring, check_windows
-from caddie.verify.held_out_tokens import check_comes_back, check_vocabulary
+from caddie.verify.held_out import check_held_out
 from caddie.verify.known_bad import Caught, catch, known_bad
-from caddie.verify.near_copies import check_near_copies, check_training_documents
 from caddie.verify.probe_case import LEAST_WHOLE, Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import SHORT, excerpts, in_order_from, library, long_enough
-from caddie.verify.probes import HELD_OUT, PROBES, Check, check_disjoint, missing_probes, probe_event, run_probes
+from caddie.verify.probes import PROBES, Check, missing_probes, probe_event, run_probes
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.sandbox import NoSandbox, run_in_sandbox
 
@@ -100,19 +99,7 @@ def verify(
         progress.step({"event": "doing", "text": "reading the corpus"})
         corpus.check_counts()
         documents = _held_out_documents(corpus)
-        hashes = [frozenset(read_hashes(corpus.folder, split)) for split in ("train", "validation")]
-        passed, evidence = check_disjoint(*hashes)
-        vocabulary = check_vocabulary(artifact.tokenizer, corpus)
-        if not vocabulary:
-            evidence += "; the training text is not here, so its near copies and the vocabulary are not looked at"
-        checks.append(Check(HELD_OUT, passed, evidence))
-        if corpus.manifest.byte_source == "documents":
-            split = corpus.manifest.validation
-            dropped = 1 - split.normalized_bytes / split.source_bytes
-            checks.append(check_comes_back(artifact.tokenizer, documents, secrets.randbits(32), dropped))
-        checks += vocabulary
-        checks += check_training_documents(artifact.tokenizer, corpus, secrets.randbits(32))
-        checks += check_near_copies(artifact.tokenizer, corpus, secrets.randbits(32), progress)
+        checks += check_held_out(artifact.tokenizer, corpus, documents, progress)
     progress.step({"event": "doing", "text": "starting the probes"})
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
     too_short = not long_enough(artifact.tokenizer, excerpts(documents, chosen, seed))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 from caddie.data.tokenizers import ByteTokenizer
 from caddie.errors import UserError
-from caddie.verify.held_out_tokens import COMES_BACK, VOCABULARY, _by_bytes, check_comes_back, check_vocabulary
+from caddie.verify.held_out import COMES_BACK, VOCABULARY, _by_bytes, check_comes_back, check_vocabulary
 
 BYTES = ByteTokenizer()
 LONG = 3000
@@ -42,10 +41,7 @@ class Whole:
 
 def outcome(known: Sequence[bytes], held_out: Sequence[bytes] = HELD_OUT) -> tuple[bool | None, str]:
     tokenizer: Any = Whole(known)
-    corpus: Any = SimpleNamespace(
-        train_shards=lambda: [tokenizer.stream(TRAIN)], validation_tokens=lambda: tokenizer.stream(held_out)
-    )
-    (check,) = check_vocabulary(tokenizer, corpus)
+    check = check_vocabulary(tokenizer, tokenizer.stream(held_out), [tokenizer.stream(TRAIN)])
     assert check.name == VOCABULARY
     return check.passed, check.evidence
 
@@ -77,9 +73,7 @@ def test_a_document_that_goes_on_in_the_next_shard_is_one() -> None:
     alone = np.append(tokenizer.stream([TRAIN[0]]), np.uint16(tokenizer.own[TRAIN[0]]))  # twice in one document
 
     def expected(shards: list[Any]) -> str:
-        held_out = tokenizer.stream(HELD_OUT)
-        corpus: Any = SimpleNamespace(train_shards=lambda: shards, validation_tokens=lambda: held_out)
-        return check_vocabulary(tokenizer, corpus)[0].evidence.rpartition(", ")[2]
+        return check_vocabulary(tokenizer, tokenizer.stream(HELD_OUT), shards).evidence.rpartition(", ")[2]
 
     assert expected([whole, alone[:-1]]) == "0.0% expected"
     assert expected([tokenizer.stream(TRAIN[1:]), alone[:-1], alone[-1:]]) == "4.9% expected"
@@ -149,22 +143,10 @@ def test_longer_tokens_than_training_text_has(held_out: list[bytes], train: list
     def shard(documents: list[bytes]) -> Any:
         return np.concatenate([[tokenizer.bos, *tokenizer.encode(text)] for text in documents]).astype(np.uint16)
 
-    corpus: Any = SimpleNamespace(train_shards=lambda: [shard(train)], validation_tokens=lambda: shard(held_out))
-    assert [check.passed for check in check_vocabulary(tokenizer, corpus)] == [passes]
-
-
-def test_a_corpus_without_its_training_shards_has_no_vocabulary_to_compare() -> None:
-    def missing() -> None:
-        raise UserError("gone")
-
-    corpus: Any = SimpleNamespace(train_shards=missing)
-    assert check_vocabulary(ByteTokenizer(), corpus) == []
+    assert check_vocabulary(tokenizer, shard(held_out), [shard(train)]).passed is passes
 
 
 def test_a_training_id_beyond_the_vocabulary_is_one_line() -> None:
-    beyond: Any = SimpleNamespace(
-        train_shards=lambda: [np.array([BYTES.bos, 5, 65_535], np.uint16)],
-        validation_tokens=lambda: np.array([BYTES.bos, 5], np.uint16),
-    )
+    held_out, beyond = np.array([BYTES.bos, 5], np.uint16), np.array([BYTES.bos, 5, 65_535], np.uint16)
     with pytest.raises(UserError, match="a training shard holds ids over 256; prepare the data again"):
-        check_vocabulary(BYTES, beyond)
+        check_vocabulary(BYTES, held_out, [beyond])

@@ -23,7 +23,13 @@ from caddie.errors import UserError
 from caddie.pack.artifact import load
 from caddie.runtime.progress import SILENT, Event, Progress
 from caddie.verify import verify
-from caddie.verify.near_copies import NEAR_COPIES, TRAINED_ON, check_near_copies, check_training_documents
+from caddie.verify.held_out import (
+    NEAR_COPIES,
+    TRAINED_ON,
+    check_held_out,
+    check_near_copies,
+    check_training_documents,
+)
 from caddie.verify.probes import HELD_OUT as EQUAL
 
 BOS = ByteTokenizer().bos
@@ -37,12 +43,8 @@ def shard(documents: Sequence[bytes]) -> Any:
 def outcome(held_out: Sequence[bytes], train: Sequence[bytes]) -> list[tuple[bool | None, str]]:
     tokens = shard(held_out)
     split = SimpleNamespace(tokens=len(tokens), source_bytes=sum(map(len, held_out)))
-    corpus: Any = SimpleNamespace(
-        train_shards=lambda: [shard(train)],
-        validation_tokens=lambda: tokens,
-        manifest=SimpleNamespace(validation=split),
-    )
-    checks = check_near_copies(ByteTokenizer(), corpus, 1)
+    corpus: Any = SimpleNamespace(validation_tokens=lambda: tokens, manifest=SimpleNamespace(validation=split))
+    checks = check_near_copies(ByteTokenizer(), corpus, [shard(train)], 1)
     assert {check.name for check in checks} <= {NEAR_COPIES}
     return [(check.passed, check.evidence) for check in checks]
 
@@ -99,11 +101,21 @@ def test_copies_are_found_by_their_share_of_the_text(
 def test_a_text_that_cannot_be_compared_has_no_check() -> None:
     assert outcome([b"short"] * 9, TRAIN) == []
 
+
+def test_without_training_shards_nothing_is_compared_with_them(tmp_path: Path) -> None:
+    """Neither copies nor the vocabulary nor the documents of the shards."""
+
     def missing() -> None:
         raise UserError("gone")
 
-    corpus: Any = SimpleNamespace(train_shards=missing)
-    assert check_near_copies(ByteTokenizer(), corpus, 1) == []
+    write_hashes(tmp_path, map(document_hash, TRAIN), map(document_hash, HELD_OUT))
+    manifest = SimpleNamespace(byte_source="shards", validation=None)
+    corpus: Any = SimpleNamespace(folder=tmp_path, manifest=manifest, train_shards=missing)
+    [check] = check_held_out(ByteTokenizer(), corpus, [])
+    assert (check.name, check.passed) == (EQUAL, True)
+    assert check.evidence.endswith(
+        "; the training text is not here, so its near copies and the vocabulary are not looked at"
+    )
 
 
 def counted_by_hand(held_out: Sequence[list[int]], train: Sequence[list[int]], length: int) -> list[tuple[int, int]]:
@@ -179,12 +191,10 @@ def test_other_shards_than_were_hashed_are_found(hashed: str, tmp_path: Path) ->
         hashes = [document_hash(one if hashed == "documents" else shard([one]).tobytes()) for one in TRAIN]
         write_hashes(tmp_path, hashes, [])
         tokenizer: Any = SimpleNamespace(round_trip=trip)
-        corpus: Any = SimpleNamespace(
-            train_shards=lambda: [shard(shown[:20]), shard(shown[20:])],
-            folder=tmp_path,
-            manifest=SimpleNamespace(tokenizer=tokenizer, hashed=hashed),
-        )
-        [found] = check_training_documents(ByteTokenizer(), corpus, 1)
+        manifest = SimpleNamespace(tokenizer=tokenizer, hashed=hashed)
+        corpus: Any = SimpleNamespace(folder=tmp_path, manifest=manifest)
+        shards = [shard(shown[:20]), shard(shown[20:])]
+        [found] = check_training_documents(ByteTokenizer(), corpus, shards, 1)
         assert found.name == TRAINED_ON
         return found.passed, found.evidence
 
@@ -197,8 +207,3 @@ def test_other_shards_than_were_hashed_are_found(hashed: str, tmp_path: Path) ->
         trip = SimpleNamespace(documents=60, changed_documents=changed)
         assert check([*TRAIN[:50], *documents(10, 9)], trip)[0] is True
         assert check(documents(60, 9), trip)[0] is (None if expected is None else False)
-
-    def missing() -> None:
-        raise UserError("gone")
-
-    assert check_training_documents(ByteTokenizer(), SimpleNamespace(train_shards=missing), 1) == []  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from caddie.verify import cheats
 from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
 from caddie.verify.changes import Change, must_not_change
 from caddie.verify.cheating_scorers import CheatScorer
-from caddie.verify.held_out_tokens import COMES_BACK
+from caddie.verify.held_out import COMES_BACK
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
 from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of
 from caddie.verify.probe_text import (
@@ -547,12 +547,8 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     tiny_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module: Any = import_module("caddie.verify.verify")
-    corpus: Any = SimpleNamespace(
-        check_counts=lambda: None, folder=None, manifest=SimpleNamespace(byte_source="shards")
-    )
-    for name in ("check_vocabulary", "check_training_documents", "check_near_copies"):
-        monkeypatch.setattr(module, name, lambda *given: [])
-    monkeypatch.setattr(module, "read_hashes", lambda folder, split: [])
+    corpus: Any = SimpleNamespace(check_counts=lambda: None)
+    monkeypatch.setattr(module, "check_held_out", lambda *given: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
         monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
         verdict = module.verify(load(tiny_run.artifact), 10**6, corpus=corpus)
