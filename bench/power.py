@@ -30,7 +30,7 @@ from caddie.data.tokenizers import Ids
 from caddie.pack.artifact import Artifact, load
 from caddie.score import Scoring
 from caddie.verify.black_box import Floats, LoopScorer, Positions, ScoredText
-from caddie.verify.cheating_scorers import CheatScorer
+from caddie.verify.cheats import CheatScorer
 from caddie.verify.probe_case import LONG_TOKENS, ProbeCase, probe_case_of
 from caddie.verify.probe_text import excerpts, in_order_from, text_in_order
 from caddie.verify.probes import PROBES

@@ -16,9 +16,8 @@ from caddie.data.corpus import document_hash
 from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
 from caddie.report.read import OUTCOMES
-from caddie.verify import cheating_scorers as scorers
 from caddie.verify import cheats
-from caddie.verify.black_box import BlackBoxScorer
+from caddie.verify.black_box import BlackBoxScorer, Floats
 from caddie.verify.cheats import Cheat
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import DRAWN, FAR, HELD_OUT, LOOK_AHEAD, run_probes
@@ -41,22 +40,30 @@ def _one_in_training(case: ProbeCase) -> ProbeCase:
 
 
 def _waits(case: ProbeCase) -> ProbeCase:
-    scorer = scorers.WaitingScorer(case.artifact, case.scoring)
+    scorer = cheats.WaitingScorer(case.artifact, case.scoring)
     whole = case.whole and replace(case.whole, open=lambda: nullcontext(scorer.make()))
-    return replace(case, open=lambda: scorers.WaitingScorer(case.artifact, case.scoring), whole=whole)
+    return replace(case, open=lambda: cheats.WaitingScorer(case.artifact, case.scoring), whole=whole)
 
 
 def _splices(case: ProbeCase) -> ProbeCase:
-    scorer = scorers.Splices(case.scoring.plain.scorer(case.artifact.model, case.bos), case.scoring.sequence_length)
+    scorer = cheats.Splices(case.scoring.plain.scorer(case.artifact.model, case.bos), case.scoring.sequence_length)
     whole = case.whole and replace(
-        case.whole, open=lambda: nullcontext(scorer), tokens=case.whole.tokens[: scorers.Splices.TOKENS]
+        case.whole, open=lambda: nullcontext(scorer), tokens=case.whole.tokens[: cheats.Splices.TOKENS]
     )
     return replace(case, whole=whole)  # honest in short texts
 
 
 def _remembers(case: ProbeCase) -> ProbeCase:
+    """Mix into each text the one that was scored first of all, as if state outlived the scorer."""
     remembered = list[Ids]()
-    return replace(case, open=lambda: scorers.Remembers(case, remembered))
+
+    def cheat(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
+        if remembered:
+            return cheats.raised(probs, remembered[0][1 : len(tokens)], 0.5)
+        remembered.append(tokens)
+        return probs
+
+    return replace(case, open=lambda: cheats.CheatScorer(case, cheat))
 
 
 def _has_whole(honest: ProbeCase, installed: ProbeCase) -> bool:
@@ -66,7 +73,7 @@ def _has_whole(honest: ProbeCase, installed: ProbeCase) -> bool:
 
 def _reaches(honest: ProbeCase, installed: ProbeCase) -> bool:
     """True if the whole text goes on after the example has waited."""
-    return honest.whole is not None and len(honest.whole.tokens) > scorers.Waits.AFTER + honest.scoring.sequence_length
+    return honest.whole is not None and len(honest.whole.tokens) > cheats.Waits.AFTER + honest.scoring.sequence_length
 
 
 def _gains(honest: ProbeCase, installed: ProbeCase) -> bool:
@@ -98,7 +105,7 @@ class KnownBad:
 
 
 def _cheat(what: str, probe: str, cheat: Cheat, *acts: Acts) -> KnownBad:
-    return KnownBad(what, probe, lambda case: replace(case, open=lambda: scorers.CheatScorer(case, cheat)), *acts)
+    return KnownBad(what, probe, lambda case: replace(case, open=lambda: cheats.CheatScorer(case, cheat)), *acts)
 
 
 def _scorer(what: str, probe: str, cls: type[BlackBoxScorer], *acts: Acts) -> KnownBad:
@@ -106,12 +113,12 @@ def _scorer(what: str, probe: str, cls: type[BlackBoxScorer], *acts: Acts) -> Kn
 
 
 KNOWN_BAD: dict[str, KnownBad] = {
-    "smear": _scorer("a one-token smear across BOS", "documents are isolated", scorers.Smear),
+    "smear": _scorer("a one-token smear across BOS", "documents are isolated", cheats.Smear),
     "ngram_blend": _cheat("n-gram counts that do not sum to one", "distributions sum to one", cheats.ngram_blend),
     "byte_mixture": _cheat("a mixture over bytes", "distributions sum to one", cheats.byte_mixture),
     "slot": _cheat("an offset fitted on the window it scores", LOOK_AHEAD, cheats.slot, _gains),
-    "hints_in_file_order": _scorer("hints of documents that are scored later", LOOK_AHEAD, scorers.HintsInFileOrder),
-    "adapts_first": _scorer("adaptation before scoring", LOOK_AHEAD, scorers.AdaptsFirst, _gains),
+    "hints_in_file_order": _scorer("hints of documents that are scored later", LOOK_AHEAD, cheats.HintsInFileOrder),
+    "adapts_first": _scorer("adaptation before scoring", LOOK_AHEAD, cheats.AdaptsFirst, _gains),
     "fitted_scale": _cheat("a scale fitted to the text", LOOK_AHEAD, cheats.fitted_scale, _gains),
     "shared_rows": _cheat("rows that read one another's targets", LOOK_AHEAD, cheats.shared_rows, _gains),
     "likely_peek_mostly": _cheat(
@@ -126,7 +133,7 @@ KNOWN_BAD: dict[str, KnownBad] = {
     "remembers": KnownBad("state that outlives the scorer", "two runs agree", _remembers),
     "dice": _cheat("new noise in each run", "two runs agree", cheats.dice),
     "trains_in_place": _scorer(
-        "training of the artifact itself", "weights are unchanged by scoring", scorers.TrainsInPlace
+        "training of the artifact itself", "weights are unchanged by scoring", cheats.TrainsInPlace
     ),
     "table": _cheat("a table of the official text", "document order does not matter", cheats.table, _gains),
     "targets_on_disk": _cheat("targets read from disk", "reads nothing else", cheats.targets_on_disk),

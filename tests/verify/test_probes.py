@@ -32,7 +32,7 @@ from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import cheats
 from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
 from caddie.verify.changes import Change, must_not_change
-from caddie.verify.cheating_scorers import CheatScorer
+from caddie.verify.cheats import CheatScorer
 from caddie.verify.held_out import COMES_BACK
 from caddie.verify.known_bad import KNOWN_BAD, known_bad
 from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of

@@ -22,7 +22,7 @@ from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import sandbox
 from caddie.verify.audited_score import is_readable
 from caddie.verify.black_box import ScoredText
-from caddie.verify.cheating_scorers import Waits
+from caddie.verify.cheats import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
 from caddie.verify.probe_case import Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import excerpts, in_order_from, library, text_in_order
