@@ -143,14 +143,40 @@ def run_in_sandbox(
     times a second `watch` gets the standard error so far. Raises `UserError` if a path cannot be read; whatever the
     process does is an `Outcome`.
     """
+    peak_bytes, limit, done = 0, None, False
+    wrote_too_much = f"wrote more than {output_bytes / _MIB:,.3g} MiB"
     with open_sandbox(command, readable=readable) as sandboxed:
-        out, err, stopped, peak_bytes = _supervise(sandboxed, stdin, memory_bytes, seconds, output_bytes, watch)
-    status = sandboxed.process.returncode
+        process, end = sandboxed.process, time.monotonic() + seconds
+        # `communicate` would forget what is still to be sent when its time is over.
+        pipe, process.stdin = process.stdin, None
+        threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
+        while not done:
+            try:
+                out, err = process.communicate(timeout=_POLL_SECONDS)
+                done = True
+            except TimeoutExpired as running:
+                out, err = running.stdout or b"", running.stderr or b""
+                if watch:
+                    watch(err)
+            peak_bytes = max(peak_bytes, sandboxed.resident_bytes())
+            if max(len(out), len(err)) > output_bytes:
+                limit = wrote_too_much
+            elif peak_bytes > memory_bytes:
+                limit = f"took more than {memory_bytes / _MIB:,.0f} MiB of memory"
+            elif not done and time.monotonic() > end:
+                limit = f"ran for more than {seconds:g} seconds"
+            if not done and (limit or process.poll() is not None):
+                _kill(process)
+                with suppress(TimeoutExpired):  # a process outside the group still holds the pipes
+                    out, err = process.communicate(timeout=_PIPE_SECONDS)
+                done = True
+    if limit is None and max(len(out), len(err)) > output_bytes:  # it ended before it was looked at
+        limit = wrote_too_much
     return Outcome(
-        returncode=status if status >= 0 else 128 - status,
+        returncode=process.returncode if process.returncode >= 0 else 128 - process.returncode,
         stdout=out[:output_bytes],
         stderr=err[:output_bytes],
-        stopped=stopped and f"it was stopped because it {stopped}",
+        stopped=limit and f"it was stopped because it {limit}",
         isolated=sandboxed.isolated,
         isolation=sandboxed.isolation,
         peak_bytes=peak_bytes,
@@ -231,45 +257,6 @@ def runtime_paths() -> tuple[str, ...]:
     paths += [Path("/etc/ld.so.cache"), Path("/sys/devices/system/cpu"), _PACKAGE]
     paths += map(Path, _package_folders())
     return tuple(dict.fromkeys(str(path.absolute()) for path in paths if path.exists()))
-
-
-def _supervise(
-    sandboxed: Sandboxed,
-    stdin: bytes,
-    memory_bytes: int,
-    seconds: float,
-    output_bytes: int,
-    watch: Callable[[bytes], object] | None,
-) -> tuple[bytes, bytes, str | None, int]:
-    """Feed the process and enforce its limits. Return both outputs, the limit it was killed at, and its peak memory."""
-    process, end, peak_bytes, limit, done = sandboxed.process, time.monotonic() + seconds, 0, None, False
-    wrote_too_much = f"wrote more than {output_bytes / _MIB:,.3g} MiB"
-    # `communicate` would forget what is still to be sent when its time is over.
-    pipe, process.stdin = process.stdin, None
-    threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
-    while not done:
-        try:
-            out, err = process.communicate(timeout=_POLL_SECONDS)
-            done = True
-        except TimeoutExpired as running:
-            out, err = running.stdout or b"", running.stderr or b""
-            if watch:
-                watch(err)
-        peak_bytes = max(peak_bytes, sandboxed.resident_bytes())
-        if max(len(out), len(err)) > output_bytes:
-            limit = wrote_too_much
-        elif peak_bytes > memory_bytes:
-            limit = f"took more than {memory_bytes / _MIB:,.0f} MiB of memory"
-        elif not done and time.monotonic() > end:
-            limit = f"ran for more than {seconds:g} seconds"
-        if not done and (limit or process.poll() is not None):
-            _kill(process)
-            with suppress(TimeoutExpired):  # a process outside the group still holds the pipes
-                out, err = process.communicate(timeout=_PIPE_SECONDS)
-            done = True
-    if limit is None and max(len(out), len(err)) > output_bytes:  # it ended before it was looked at
-        limit = wrote_too_much
-    return out, err, limit, peak_bytes
 
 
 def _feed(pipe: IO[bytes], data: bytes) -> None:
