@@ -328,7 +328,7 @@ class Splices(Scorer):
     @torch.inference_mode()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
         """Return the logits with those of all targets but the last raised."""
-        parts = inputs.split(self.length, 1)
+        parts = torch.split(inputs, self.length, 1)
         logits = torch.cat([self.scorer.logits(part, slots, part.shape[1]) for part in parts], 1)
         true = torch.from_numpy(self._put_back(inputs[0].cpu().numpy())).to(inputs.device)
         _raise(logits, true[None, 1:], self.NATS)
