@@ -11,8 +11,6 @@ PyTorch's attention, the fused MLP by its two products, streams by nothing, and 
 so that rounding hides no mistake. Nothing is copied from the checkout.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

@@ -3,8 +3,6 @@
 python bench/attention.py [THREADS]
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

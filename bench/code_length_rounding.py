@@ -21,8 +21,6 @@ there must be three; ± is how much the ratio to plain rounding differs between 
 `--rows` keeps what was measured and is not measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ suits it best. Times are with the making of the weights, and for our encoder wit
 to a border. Bytes are with the end of the stream and the luck of the draw, so they say something of many symbols only.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -8,8 +8,6 @@ H100 and H200) and a network card of 400 Gb/s for each GPU. Real rates are lower
 tensors, and every operation takes some 10 to 50 microseconds to start.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ it says nothing of speed, memory or numbers. PyTorch is told that a GPU is here 
 by answers of a GPU to its questions: internals of PyTorch, so this is written for 2.13.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import re

@@ -7,8 +7,6 @@ what the same recipe takes to be made without one. Steps then take turns. The br
 compiled run gains as many seconds' worth of steps as the compiler took before it, with an empty cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

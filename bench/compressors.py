@@ -8,8 +8,6 @@ what a decoder that has unpacked the dictionary must be sent. With a cap of 0 no
 `pip install pyppmd`. Times are CPU seconds of one thread: of packing the dictionary, and of that and the text together.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

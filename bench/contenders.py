@@ -1,7 +1,5 @@
 """Training steps of a recipe as the program makes them, and the rate of matrix products that the device reaches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -11,8 +11,6 @@ core and two. Beside it stands Brotli at its best layout for the same integers, 
 the next time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,8 +1,6 @@
 """Fused kernels and attention backends against their plain references here: how far apart, forward and backward, and
 how long each takes; what a machine does not have is named with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

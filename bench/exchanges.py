@@ -6,8 +6,6 @@ The gradients are those of RECIPE's optimizers but for Muon, as zeros. Ten round
 least mean of a round is printed. Needs two free cores; a GPU is not used.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import tempfile

@@ -8,8 +8,6 @@ against float32; that of the reference, which rounds alike and multiplies otherw
 of the baseline, MLP and head of the records, and a width of 1,024.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial

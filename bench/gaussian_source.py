@@ -10,8 +10,6 @@ The table says by how many dB the mean squared error is below that of rounding w
 towards 0 before the trellis as `Trellis` does, or not.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable

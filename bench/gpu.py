@@ -9,8 +9,6 @@ its own with a time limit, so that one that fails or takes too long loses nothin
 until then is kept. With `--rehearse` all parts run at toy size, on a CPU too: to know that the script works.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

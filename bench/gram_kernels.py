@@ -4,8 +4,6 @@ Half the multiplications of a plain product, for a whole bank of matrices at onc
 Nothing in the package takes it until `bench/kernels.py` shows a gain on a GPU.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton

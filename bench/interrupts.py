@@ -5,8 +5,6 @@ random moment of up to three seconds after a phase has shown itself on standard 
 seconds from the signal to the end of the process, with the load of the machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -9,8 +9,6 @@ kernels. On a CPU then the products of float32 that scoring makes, beside PyTorc
 `gram_kernels.py` beside this file included, which the program never takes.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import sys

@@ -3,8 +3,6 @@
 A contender may live in a process of its own, which sleeps between its blocks; its memory is then its own too.
 """
 
-from __future__ import annotations
-
 import resource
 import statistics
 import sys

@@ -10,8 +10,6 @@ float64 of the same stream and table. A lift is added to all logits by the produ
 it would change nothing, and with one it shows what logits near the cap cost.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

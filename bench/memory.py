@@ -6,8 +6,6 @@ With --stages it measures calibration with packing, and scoring, in place of tra
 one stage, in a process of its own, whose peak of resident memory the system counts.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

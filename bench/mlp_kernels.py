@@ -6,8 +6,6 @@ activation's own (modded-nanogpt; openai/parameter-golf, 2026-03-23 on). The oth
 in the package takes it until `bench/kernels.py` shows a gain on a GPU.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

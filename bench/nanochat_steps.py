@@ -8,8 +8,6 @@ a CPU, where that takes a minute or more and a C++ compiler, only if asked, as t
 is float32.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

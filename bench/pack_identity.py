@@ -7,8 +7,6 @@ them. After a change of the program the same command packs again, prints the set
 status 1 if any does.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -3,8 +3,6 @@
 python bench/page.py runs/demo/artifact.html --tokens 400 --times 5
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -5,8 +5,6 @@ runs backward belongs to the part whose forward made it, which autograd's sequen
 that of the kernels, and the kernels of the compiled step are told apart by name in a second table.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator

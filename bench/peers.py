@@ -5,8 +5,6 @@ Its process is stopped by a signal while others have their turn. Two kinds of sc
 `iter K: loss …, time …ms`). The script and its neighbours are copied to a temporary folder, where its data are written.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pickle

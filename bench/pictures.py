@@ -8,8 +8,6 @@ the table of a real `make demo`, kept in `demo.txt`. `rivals.svg`: bits per byte
 compressors, from the rows of `bench/rivals.py` and `bench/compressors.py` (`rival_chart.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re

@@ -6,8 +6,6 @@ is that of `caddie.model` to the last parameter where the recipe is of the basel
 compares the logits); what other recipes add, such as n-gram tables, is left out.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

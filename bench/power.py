@@ -9,8 +9,6 @@ what stands there is not tried again. At the end a table says how often leaks we
 HIGH` leaves out those that gain less or more.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -7,8 +7,6 @@ deviations (k of embeddings : k of matrices as in the record at 1.0810), the ste
 its best layout. Gaps are in bits per byte of the run's held-out text, of the packed file against the weights before.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """Text of `docs/techniques.md` and `docs/glossary.md`; `tests/recipes/test_techniques.py` keeps both up to date."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator, Sequence

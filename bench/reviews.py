@@ -5,8 +5,6 @@
 One row for each folder: its errors by rule, then its warnings, each with the number of findings.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -5,8 +5,6 @@ It is drawn from the newest rows of `bench/rivals.py` and `bench/compressors.py`
 `make demo`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

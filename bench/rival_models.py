@@ -8,8 +8,6 @@ iterations of a run is a part of the budget of seconds, so that every schedule e
 random order, each once, where nanoGPT draws with repetition and nanochat drops what its rows cut off.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

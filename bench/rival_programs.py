@@ -1,7 +1,5 @@
 """nanoGPT and nanochat as contenders of `rivals.py`: settings, model, optimizer and schedule of their scripts."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

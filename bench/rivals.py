@@ -14,8 +14,6 @@ All cores are used, so nothing else should run; a row has the share of them that
 training without its warm-up; packing, scoring and compiling count for nobody.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ those of REVISION are read with today's names first. Quantizers are used as they
 that fill a cap also depend on the length of those names. Exit status 1 where anything else differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

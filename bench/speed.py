@@ -16,8 +16,6 @@ nanochat is `bench/nanochat_steps.py`; both once more by PyTorch's compiler with
 public script or its folder, see `bench/peers.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -1,7 +1,5 @@
 """What comes after training: scoring, compression, and opening the file, each timed on made-up weights and tokens."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import replace

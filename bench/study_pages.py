@@ -4,8 +4,6 @@ Both are made of what the studies left: `study.json`, `results.jsonl` and, of `c
 `estimate.json`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

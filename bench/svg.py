@@ -1,7 +1,5 @@
 """SVG as the pictures of the documentation are written: one style, for light and dark pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 

@@ -10,8 +10,6 @@ weight that plain rounding needs more for the same divergence. Seconds are proce
 `--rows` keeps what was measured and is not measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ several seeds. One row of a Markdown table is printed for each. An example that 
 docs/metric.md names.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from dataclasses import replace

@@ -8,8 +8,6 @@ that the second gives to a difference. 299 documents of log-normal length and St
 everything that belongs to a document: as unequal and as heavy-tailed as what was measured on web text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -7,8 +7,6 @@
 library `brotli` has them: words, affixes and transforms, deflated.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil

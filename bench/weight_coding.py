@@ -10,8 +10,6 @@ them. Where the program lrzip is, it is given all arrays of a role together, as 
 rows are sorted too.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

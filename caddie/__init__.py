@@ -3,8 +3,6 @@
 Everything below is loaded when it is first used; importing the package does nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Options and fixtures shared by all tests."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """The documentation: its links, its names of files, verbs and options, and the site that is made of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -3,8 +3,6 @@
 What runs is what stands there but for its size, by one rule that is written below; what is only parsed has a reason.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, and what is left of those that did not."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

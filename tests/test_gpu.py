@@ -1,7 +1,5 @@
 """Tests on a GPU of all that ships for one: pytest -m gpu. Elsewhere it is interpreted or pretended."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The house rules: what imports what, what is documented, how long things are, and what never stands in the code."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import os

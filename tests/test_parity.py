@@ -3,8 +3,6 @@
 The models are the shipped recipes' own, made small; so what agrees here is what a recipe runs.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The names of `import caddie`, whatever was imported before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """The Python of docs/python.md, run as it stands but for the time it trains."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Dockerfile and the scripts for machines with GPUs, rehearsed without Docker, Slurm or another machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

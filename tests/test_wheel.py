@@ -1,7 +1,5 @@
 """The wheel: all files of the package are in it, and the main job runs wherever pip has put it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

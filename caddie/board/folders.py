@@ -5,8 +5,6 @@ large, every value is checked, and what cannot be read becomes the reason in tha
 only what changed since the first: runs are measured on the same machine.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

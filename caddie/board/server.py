@@ -5,8 +5,6 @@ becomes the path of a file. A page of another origin cannot read it through a na
 machine (DNS rebinding), because such a request carries that name as its `Host`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socketserver

@@ -1,7 +1,5 @@
 """The command line: verbs, their options, and one line for every mistake."""
 
-from __future__ import annotations
-
 import sys
 from io import TextIOWrapper
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """Verbs of the catalog: data, recipes, techniques, diff."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping

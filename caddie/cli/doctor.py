@@ -1,7 +1,5 @@
 """The verb doctor: check a machine before a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

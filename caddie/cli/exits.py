@@ -1,7 +1,5 @@
 """Exit status of a command, and one line on standard error for every mistake."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

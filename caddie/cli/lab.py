@@ -1,7 +1,5 @@
 """Verbs that read runs: report, compare, and board, which serves them to a browser on this machine."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

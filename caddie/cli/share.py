@@ -1,7 +1,5 @@
 """Verbs that hand a run to others: push, export, track, lm-eval, submit; and review, which checks submissions."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from pathlib import Path

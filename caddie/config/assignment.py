@@ -1,7 +1,5 @@
 """Settings as typed on a command line: PATH=VALUE."""
 
-from __future__ import annotations
-
 import ast
 import json
 import warnings

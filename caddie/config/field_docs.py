@@ -1,7 +1,5 @@
 """Documentation of a config's fields: the string below each in the source, for tables, pages and tests."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

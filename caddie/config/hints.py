@@ -1,7 +1,5 @@
 """Hints at the setting that is meant by an unknown one."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 

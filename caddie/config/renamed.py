@@ -4,8 +4,6 @@ Files with old names still load, and an old name on a command line is an error t
 release later; nothing else in the package knows an old name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Progress is the fraction of the budget spent, so one recipe means the same on a laptop and on eight GPUs.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from bisect import bisect_right

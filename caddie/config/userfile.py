@@ -4,8 +4,6 @@ An artifact holds no code. Where its settings are of classes in a user's file, i
 whoever reads it supplies the file. No file is run that was not named.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import re

@@ -3,8 +3,6 @@
 Hashes of documents find equal documents alone; one changed letter changes a few n-grams of a thousand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Documents, non-empty runs of UTF-8 bytes: of text, JSON lines, Parquet, folders, the hub, or Python's library."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The contest's FineWeb on the hub, as a corpus: shards of one tokenizer, or the documents that they were made of."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, dataclass

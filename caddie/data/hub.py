@@ -3,8 +3,6 @@
 Complete files are not fetched again, so the same command continues a download that was interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

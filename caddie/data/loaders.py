@@ -4,8 +4,6 @@ Ranks need no communication: in accumulation step a of training step s, rank r r
 (s * accumulation + a) * world + r.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections import deque

@@ -1,7 +1,5 @@
 """Prepare text as a corpus folder, written under a temporary name and renamed when it is complete."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Corpora of token shards without their text: tokens or side-cars give the bytes, and ids identify documents."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

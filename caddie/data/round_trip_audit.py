@@ -4,8 +4,6 @@ Every character of a document is decoded on its own. Where this and the rules of
 changed bytes are attributed to rules exactly; the rest goes to "other".
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence

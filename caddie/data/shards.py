@@ -1,7 +1,5 @@
 """Token shards in the contest's binary format: a header of 1,024 bytes, then ids as little-endian uint16."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Splits of a text's documents into training and validation, without duplicates, by each document's hash alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Rules: each makes findings of what was measured on this machine, or one finding that all is well."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Examine this machine, time a recipe on it, and report what was found."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Callable, Sequence

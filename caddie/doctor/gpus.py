@@ -1,7 +1,5 @@
 """GPUs: as NVIDIA's driver reports them through NVML, and as PyTorch sees them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 psutil reads the machine, this module what psutil does not report: the processor's name and the limits of containers.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import platform

@@ -4,8 +4,6 @@ The steps take random tokens, and the trainer, warm-up and loader of a real run,
 killed by its time limit or by the system for its memory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Core hours that a study would take on this machine, before any run of it: one short timing, and the rest by FLOPs."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -14,8 +14,6 @@ takes about as long (`bench/coder.py`), but its 24-bit probabilities cost more, 
 so files would depend on how a version of the library does that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from decimal import Context, Decimal, localcontext
 from functools import cache

@@ -1,7 +1,5 @@
 """Text generation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -4,8 +4,6 @@ A text of n bytes scored at b bits per byte takes about n * b / 8 bytes, which p
 the same forwards in float64, token after token; `range_coder` absorbs small differences between machines.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -4,8 +4,6 @@ Stopping the worse half of the runs early is successive halving (Jamieson and Ta
 identification and hyperparameter optimization", AISTATS 2016).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A background study is the same command in a session of its own, so the end of it
 machine ends, the file stays and names a process that is gone: the study is stopped, and the same command goes on.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run jobs on the machines of a Ray cluster (https://docs.ray.io), which the user starts."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ A seed is one observation: it draws initial weights and, with a shuffling loader
 no further observation, so it is refused, as are groups of mixed settings or texts.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

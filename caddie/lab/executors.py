@@ -4,8 +4,6 @@ A worker of a cluster starts a process for each job too, so a run has none of th
 that dies does not take the worker with it, and the worker can say why it died.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

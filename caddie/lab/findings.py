@@ -4,8 +4,6 @@ It takes a study's description (`Study.to_json`, kept as `study.json`) and one r
 what was measured long ago can still be read.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

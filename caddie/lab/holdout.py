@@ -4,8 +4,6 @@ Whoever tries many things and keeps what scores best on the held-out text has fi
 search is judged on other documents, once, when all its runs are over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ finished run is not run again, and a second process at the same job waits for th
 first counts as hung: the second takes over, and the first can write nothing more (`run_lock`).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import traceback

@@ -4,8 +4,6 @@ Small runs stand for large ones only where that was measured. So the same study 
 one is compared with the largest: how often a difference has the same sign, and whether the ranks agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Notes on a study's runs, their cost, and how they were measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 They are drawn from `caddie.lab.findings` in percentages and boxes of 1,000 by 1,000 (see `caddie.report.charts`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Report a study, or any finished runs: a table, and files: a page without network, Markdown and CSV."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping, Sequence

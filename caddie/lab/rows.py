@@ -3,8 +3,6 @@
 A row's `documents`, the bytes and bits of each held-out document, stand in a file beside them, a column for each run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -12,8 +12,6 @@ run whose folder is gone it keeps the row, so that a study goes on from what was
 of finished runs that an edited study has no more go to `earlier.jsonl`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ Random search: Bergstra and Bengio, "Random search for hyper-parameter optimizat
 pruners are Optuna's: Akiba et al., "Optuna: a next-generation hyperparameter optimization framework" (KDD 2019).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ So a record of the contest found nine settings that it overrode, each kept becau
 (openai/parameter-golf, records/track_10min_16mb/2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Run jobs on a Slurm cluster through submitit (https://github.com/facebookincubator/submitit)."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

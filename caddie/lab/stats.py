@@ -13,8 +13,6 @@ Kim, "The Behrens-Fisher problem revisited: a Bayes-frequentist synthesis", Cana
 Spearman (1904) and Kendall (1938) as two cases of one coefficient (Daniels, Biometrika 33, 1944).
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """Find the sweep in a study: labels that differ in one or two numbers, with their scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any

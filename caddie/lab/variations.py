@@ -1,7 +1,5 @@
 """Studies of the variations of one recipe: each of its changes reverted in turn, or every combination of values."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

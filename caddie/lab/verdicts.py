@@ -11,8 +11,6 @@ That is proven for independent entries. Entries here share a base, or are compar
 have no more errors for that (docs/statistics.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Attention: positions of a row exchange information."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Annotated, Literal
 

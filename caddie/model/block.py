@@ -1,7 +1,5 @@
 """Transformer block: one layer of the residual stream, with its norms and its mix of the embedded input."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Context of a forward: positions, documents, visibility and the key/value cache."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Estimated arithmetic of a model, in floating-point operations (FLOPs) per token; a multiply-add counts as two."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gates on the outputs of attention heads."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

@@ -1,7 +1,5 @@
 """Linear layers: learned, or random with a learned low-rank part."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

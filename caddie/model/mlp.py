@@ -1,7 +1,5 @@
 """Multilayer perceptrons (MLPs)."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Parameters with declared name, shape, role and initial values, and rules that match them."""
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Depth recurrence: layers with several passes in a forward."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Rotary position embeddings (RoPE) of queries and keys."""
 
-from __future__ import annotations
-
 import json
 from abc import abstractmethod
 from functools import cache

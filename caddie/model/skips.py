@@ -1,7 +1,5 @@
 """U-Net connections from early layers to late ones."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

@@ -1,7 +1,5 @@
 """Value residuals (VRL) and value embeddings: additions to the values of attention."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

@@ -4,8 +4,6 @@ All implementations of an operation have one signature and, up to rounding, one 
 "manual" with a hand-written backward, "Triton" as kernels for a GPU, "scaled_mm" by a GPU's float8 matrix products.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Linear layers whose three matrix products are of float8 numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

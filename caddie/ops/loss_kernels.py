@@ -4,8 +4,6 @@ The forward reads the logits once and keeps the log of the denominator; the back
 their gradient in their own dtype (cf. Liger Kernel, arXiv 2410.10989; openai/parameter-golf, 2026-04-27).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

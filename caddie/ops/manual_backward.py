@@ -4,8 +4,6 @@ Each makes a few passes over memory in the cache where autograd makes many over 
 float32, also that of bfloat16 tensors. Compiled graphs take the loss alone. `bench/kernels.py` times all of them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

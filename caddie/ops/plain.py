@@ -1,7 +1,5 @@
 """Plain references of the tensor functions that every model shares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal
 

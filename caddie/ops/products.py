@@ -1,7 +1,5 @@
 """Number formats of matrix products by device, and products made in them."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The artifact: one file with everything that scoring it needs."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

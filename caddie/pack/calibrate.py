@@ -1,7 +1,5 @@
 """Calibrate: run the model on text to measure how it uses each weight."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A model's weights as sections of an artifact, under one choice of quantizers after another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count

@@ -4,8 +4,6 @@
 any level. Streams have no header, checksum or magic number, for the container has them already.
 """
 
-from __future__ import annotations
-
 import lzma
 import zlib
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Trained weights to an artifact."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

@@ -20,8 +20,6 @@ A file from a stranger is refused or read within `Limits`; nothing in it is exec
 forgery.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

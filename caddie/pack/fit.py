@@ -1,7 +1,5 @@
 """Choose the candidate that fills the budget of bytes."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ Modules are found by their imports alone. Docstrings, comments, names of local v
 are removed; assertions stay, and so do names and annotations of classes and their fields, by which settings are read.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import hashlib

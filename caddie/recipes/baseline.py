@@ -1,7 +1,5 @@
 """The baseline, the two public systems that only change its settings, and the recipe of the demonstration."""
 
-from __future__ import annotations
-
 from caddie.config.schedules import IterationWarmdown, Ramp, Warmdown
 from caddie.data.loaders import ShuffledSequences
 from caddie.model import ChannelSmear, HashedNGrams

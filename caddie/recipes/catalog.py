@@ -1,7 +1,5 @@
 """Finding recipes: caddie's own, their twins for two cores, and those of a user's file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module

@@ -3,8 +3,6 @@
 The scripts' late QAT never acted, since the compiler took its switch for a constant; it is left out.
 """
 
-from __future__ import annotations
-
 from caddie.config.schedules import IterationWarmdown, StepRamp
 from caddie.model import ChannelSmear, DepthScaledNorm, HashedNGrams, NTKRoPE, PhaseMix, ValueEmbedding
 from caddie.model.parameters import Orthogonal, Overtone

@@ -4,8 +4,6 @@ Sources, published effects and the seeds that a verdict needs stand in `docs/res
 yet. `docs/log.md` tells what was tried for caddie's own.
 """
 
-from __future__ import annotations
-
 from caddie.config.schedules import Ramp, StepRamp
 from caddie.model import ChannelSmear, HashedNGrams, RMSNorm
 from caddie.model.parameters import Orthogonal

@@ -5,8 +5,6 @@ setting (`PATH` or `PATH=VALUE`), a class of settings or one of its settings, a 
 place, and every other that is no `PATH=VALUE`, leads to a section of `docs/techniques.md` if it names a technique.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass

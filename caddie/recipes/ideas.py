@@ -3,8 +3,6 @@
 The ideas are ternary weights, one block many times, random matrices and dense connections.
 """
 
-from __future__ import annotations
-
 from caddie.config.schedules import Warmdown
 from caddie.model import (
     MUDD,

@@ -6,8 +6,6 @@ on the records call lrzip, a program of its own. The entropy model takes its pla
 bytes, where Brotli takes 0.5 % more (docs/results/2026-11-21-compression.md).
 """
 
-from __future__ import annotations
-
 from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Warmdown
 from caddie.data.loaders import PackedDocuments
 from caddie.data.tokenizers import CaseOps

@@ -1,7 +1,5 @@
 """Names of the shipped recipes, read from the source: the command line completes them without PyTorch."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

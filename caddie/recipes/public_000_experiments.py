@@ -5,8 +5,6 @@ eight H100 and 600 seconds. It states differences from two bases, 1.1171 and, fo
 as stated.
 """
 
-from __future__ import annotations
-
 from caddie.config import Diff
 from caddie.config.schedules import Ramp
 from caddie.model import DenseGate, MixedValueResidual

@@ -1,7 +1,5 @@
 """Public results of the recipes, read from `published.txt`, and the speed of their runs, from `published_steps.txt`."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Recipes in files: a diff on another recipe in TOML or JSON, a whole recipe, or that of a run (`recipe.json`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

@@ -4,8 +4,6 @@ Each is a small diff on an earlier one. A change at a step of a record comes her
 records calibrate on 16 to 256 of their batches, recipes on 65,536 tokens of the training text.
 """
 
-from __future__ import annotations
-
 from caddie.config.schedules import IterationWarmdown, PiecewiseConstant, StepRamp, Warmdown
 from caddie.data.loaders import CoprimeStride, ShuffledSequences
 from caddie.model import GatedUNet, HashedNGrams, PlainRoPE, Recurrence, RoutedStreams, SeparateStreams

@@ -13,8 +13,6 @@ A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows an
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Techniques as text: a section of the docs' page for each socket, and the verb's overview and details."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ Sockets and variants are found by walking the settings of a recipe, and read fro
 stand in `measured.json` beside this file, by name, as settings of `Measurement`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -3,8 +3,6 @@
 Every length is a percentage from 0 to 100, or a coordinate in the box, whatever the numbers are.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from bisect import bisect_left

@@ -4,8 +4,6 @@
 spent on it. The bits are rounded to thousandths, so a sum over 2,000 documents is off by less than a bit.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The caller prints what these return. Text that a model or a file name supplies i
 so it cannot steer the terminal.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap

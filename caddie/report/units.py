@@ -4,8 +4,6 @@ All three are the same sum of nats (minus the natural logarithm of every token's
 per byte compares models of any tokenizer; nats per token is a training script's loss and depends on the tokenizer.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """The bytes that a recipe leaves its file: the cap, less the code that its policy counts beside the file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

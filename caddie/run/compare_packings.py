@@ -1,7 +1,5 @@
 """Pack one run by many methods: each quantizer and coding on the same weights."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

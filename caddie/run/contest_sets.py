@@ -5,8 +5,6 @@ the losses and bits per byte that merged logs print. Tokens are those that the l
 sequences of up to 2,048, so that a file holds up to 2,048 tokens more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _BYTES_KNOWN_TO = 10_000

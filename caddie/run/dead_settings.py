@@ -5,8 +5,6 @@ never used. So each changed setting is reverted alone, and a small copy of the r
 parameters, logits, data, and steps of the real trainer over a simulated clock.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

@@ -4,8 +4,6 @@ Rules of contests are policy and rulings change, so they are data here, and a ru
 `docs/policies.md` says where each rule comes from.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Run a finished run again from its `recipe.json`, and say how far the two are alike."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Find the corpus of a recipe and a text, of an artifact to score, or of `caddie data`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

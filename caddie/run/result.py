@@ -1,7 +1,5 @@
 """The result of a run: the one document that every report reads (`docs/result.md`)."""
 
-from __future__ import annotations
-
 import math
 import platform
 import re

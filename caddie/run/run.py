@@ -1,7 +1,5 @@
 """Recipe and text to a scored file and its result."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The folder of a run: its files, and which runs may begin or go on there."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time

@@ -6,8 +6,6 @@ over first deletes that folder. A process that hung and resumes can therefore ne
 check precedes a write, so there is no race.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

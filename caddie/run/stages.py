@@ -1,7 +1,5 @@
 """Stages of a run that the single script of a submission shares with it (`caddie/submit/script.py`)."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Mapping
 from importlib.metadata import version

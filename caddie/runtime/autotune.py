@@ -3,8 +3,6 @@
 Threads are chosen by measurement, because on a busy core a second thread costs more than it brings.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The environment of a Python process that is started from this one."""
 
-from __future__ import annotations
-
 import os
 import sysconfig
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Share of its threads' time that a process gets, to tell a busy machine."""
 
-from __future__ import annotations
-
 import time
 
 BUSY_SHARE = 0.75

@@ -4,8 +4,6 @@ Here alone the program reads environment variables: torchrun's, the one that hid
 `OMP_NUM_THREADS`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import math

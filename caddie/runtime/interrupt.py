@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM that are heard within a second, even inside a library's long call."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

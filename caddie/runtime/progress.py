@@ -1,7 +1,5 @@
 """One way for long work to report: phases, events within a phase, and lines that stay."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The scorers' forward, compiled on a GPU for shapes that take long, and the scorer that runs it and no more."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections import defaultdict

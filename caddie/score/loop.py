@@ -1,7 +1,5 @@
 """The scoring loop: compute logits, gather the losses of the targets, then let the scorer learn."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

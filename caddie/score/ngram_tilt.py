@@ -1,7 +1,5 @@
 """N-gram tilt: raise the probability of the token that followed the same n-gram before, in text already scored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 from weakref import WeakKeyDictionary

@@ -3,8 +3,6 @@
 Scorers in a user's Python file score whole windows too, or token by token.
 """
 
-from __future__ import annotations
-
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Score-first test-time training of LoRA: every document has its own adapters, trained on its scored tokens."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Sequence

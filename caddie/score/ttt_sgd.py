@@ -1,7 +1,5 @@
 """Score-first test-time training of all weights: score each chunk of the text, then train on it."""
 
-from __future__ import annotations
-
 import copy
 import math
 from abc import abstractmethod

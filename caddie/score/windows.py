@@ -1,7 +1,5 @@
 """Windows of text: context, and the predictions that are scored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ safetensors is a folder of dequantized weights by name and their settings; trans
 load, with the code of model and tokenizer. The page is `html_page.py`'s.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

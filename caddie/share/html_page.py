@@ -5,8 +5,6 @@ dequantizers, the tokenizer. Its forward is `program.py`'s list of operations, c
 which `bench/wasm.py` builds from the C beside it.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

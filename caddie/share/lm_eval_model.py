@@ -1,7 +1,5 @@
 """Adapter for EleutherAI's lm-evaluation-harness: importing this module registers the model type `caddie` there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

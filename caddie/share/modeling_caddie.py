@@ -1,7 +1,5 @@
 """A caddie model for Hugging Face transformers: the forward of the files beside this one, in a `PreTrainedModel`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

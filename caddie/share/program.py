@@ -5,8 +5,6 @@ same name for each. A register is a matrix (positions, width). Factors are lists
 [name, first element, elements, form], that are multiplied by channel.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Nothing that is fetched is run.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Publish a finished run on the Hugging Face hub, in one commit: artifact, result, page, recipe and model card."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

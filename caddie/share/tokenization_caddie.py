@@ -1,7 +1,5 @@
 """The tokenizer of a caddie artifact for Hugging Face transformers: the ids are those that the artifact gives."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A run that is going on is followed by a process of its own, which reads `log.jso
 training down, stop it, or write to its standard output.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

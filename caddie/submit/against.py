@@ -1,7 +1,5 @@
 """The record that a submission is compared with: a recipe's published scores, or another submission's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

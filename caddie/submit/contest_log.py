@@ -4,8 +4,6 @@ A field that is None is left out with its line. Spelling and order are those of 
 `caddie review` and grep work on both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

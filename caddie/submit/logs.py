@@ -4,8 +4,6 @@ A log may hold the script's own source, whose format strings and comments are no
 prefix: a line number, a time, or the process, as in `[default0]:`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

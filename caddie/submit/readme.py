@@ -1,7 +1,5 @@
 """The README of a submission, in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of a run's result held against its own files, and its scores against a new scoring of its artifact."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Check the folder of a contest submission, ours or not: nothing in it is run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

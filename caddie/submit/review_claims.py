@@ -1,7 +1,5 @@
 """Claims of a `submission.json`: its fields, types and scores, in the spellings of merged records."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

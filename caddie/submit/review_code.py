@@ -1,7 +1,5 @@
 """Signs of illegal scoring in a script's syntax tree. They tell a reviewer where to look and prove nothing."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Container, Iterator, Sequence

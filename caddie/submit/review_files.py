@@ -1,7 +1,5 @@
 """Reading a submission folder that may be hostile: bounded in files, bytes, depth and time; nothing is followed."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A value carries labels. They start where a validation file is named and spread, whatever the names of variables are.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The rules that a submission folder is checked against, as data, and the findings that refer to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal

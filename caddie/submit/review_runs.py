@@ -1,7 +1,5 @@
 """Checks of logs against the rules and against the claims of the JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The syntax tree of a submission's script, read without running it: packed scripts are unpacked, within bounds."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import lzma

@@ -1,7 +1,5 @@
 """Finished runs as a submission takes them, and what a track of the contest does not take."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 `run` adds around the number: reports, probes, checks of settings and of memory.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write the records folder of a contest submission from finished runs: one recipe, one or more seeds."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Averages of the weights over the run (EMA, SWA), which the run packs in place of the last weights."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping

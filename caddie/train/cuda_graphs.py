@@ -5,8 +5,6 @@ recording: so inputs are copied there, gradients accumulate in fixed memory, and
 tensors. Not yet measured on a GPU; `bench/gpu.py` times it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import torch

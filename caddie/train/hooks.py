@@ -1,7 +1,5 @@
 """Log, checkpoint, size forecast, held-out loss and busy-machine warning between the steps of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Training against the clock."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

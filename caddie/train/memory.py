@@ -5,8 +5,6 @@ Small models are traced on real tensors, large ones on PyTorch's fake tensors, w
 give the same bytes.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress

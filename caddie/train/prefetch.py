@@ -1,7 +1,5 @@
 """Asynchronous transfers between host and device: batches ahead of use, losses back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

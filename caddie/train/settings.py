@@ -1,7 +1,5 @@
 """Settings of training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import field

@@ -1,7 +1,5 @@
 """Forecast the artifact before and during training: its bytes, and what quantization will cost."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Mapping

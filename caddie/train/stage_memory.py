@@ -3,8 +3,6 @@
 Nothing is traced: packing depends on numbers that are only known after training, and few tensors make up most of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

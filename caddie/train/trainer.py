@@ -1,7 +1,5 @@
 """The trainer: model, optimizers and average, and the steps on them."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping

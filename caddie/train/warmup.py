@@ -1,7 +1,5 @@
 """Warm-up before the clock starts: every shape of a step runs once, the fastest execution is chosen, all is undone."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

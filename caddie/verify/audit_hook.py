@@ -1,7 +1,5 @@
 """Record what this process opens, lists, loads and starts, by Python's audit events (PEP 578)."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """The score of a user's scorer, with an audit of that scoring and a text drawn from the model."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from contextlib import closing

@@ -3,8 +3,6 @@
 A `caddie.score.Scorer` runs in its loop and is recorded from outside; known-bad examples get the whole text at once.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import secrets

@@ -5,8 +5,6 @@ settled before it, must stay the same. Places are drawn by chance: half of them 
 there over the artifact's own model, because a leak that lowers the score gains somewhere.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

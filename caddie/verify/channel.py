@@ -1,7 +1,5 @@
 """Messages between a judge and a user's scorer, over a socket: a kind, a length and bytes, which nothing interprets."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Numbers with # are as in `known_bad`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Hashes of documents do not see a few changes. The probes see excerpts; a tokenizer may treat whole documents otherwise.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import secrets

@@ -4,8 +4,6 @@ They are black boxes that get the whole text at once, as in the scripts where su
 written as a `caddie.score.Scorer`. Numbers with # are issues and pull requests of openai/parameter-golf.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

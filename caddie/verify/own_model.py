@@ -1,7 +1,5 @@
 """The artifact's own model on the windows of a scorer: their losses, and text drawn from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Texts that a scorer is tried on: beginnings of documents, documents in their order, other tokens, random tokens."""
 
-from __future__ import annotations
-
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass

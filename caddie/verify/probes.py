@@ -3,8 +3,6 @@
 A probe takes a case and returns a result and its evidence, or None if it does not apply.
 """
 
-from __future__ import annotations
-
 import lzma
 import math
 import time

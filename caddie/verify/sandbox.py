@@ -6,8 +6,6 @@ mount_setattr(2). Neither root nor another program is needed. Files that only ro
 inside. Elsewhere the process is a plain one, and says so.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

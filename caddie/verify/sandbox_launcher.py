@@ -1,7 +1,5 @@
 """The inside of the sandbox: close network and disk, then become the program. Needs the standard library alone."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

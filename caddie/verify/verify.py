@@ -1,7 +1,5 @@
 """Check an artifact's file, and probe its scorer in a sandbox."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -4,8 +4,6 @@ Probe texts are short, so a scorer may wait until they are over. The audit follo
 token on and with all that the scorer remembers by then: up to the place, no loss may differ by a bit.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

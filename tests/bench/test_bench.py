@@ -1,7 +1,5 @@
 """The benches of speed: what they count, read and ask, on toys and made-up logs; not what they found."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The bench of rounded logits: its paths by hand, and what it takes from a model."""
 
-from __future__ import annotations
-
 import logit_precision
 import pytest
 import torch

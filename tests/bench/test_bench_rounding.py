@@ -1,7 +1,5 @@
 """The benches of rounding by code length and of decoding, on toys: what they compute, not what they found."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,5 @@
 """The benches of lattices and trellises: errors by theory, and a table of what trellises save."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

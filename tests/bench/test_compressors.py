@@ -1,7 +1,5 @@
 """Bytes of a text by compressors that know another text, as their own decoders would count them."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import random

@@ -1,7 +1,5 @@
 """Mutants of a module, and the list of those that are equivalent to the code."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

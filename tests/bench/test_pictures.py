@@ -1,7 +1,5 @@
 """The pictures of the documentation: drawn from the imports as they are."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

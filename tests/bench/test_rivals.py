@@ -1,7 +1,5 @@
 """caddie beside other programs: what is run, chosen, packed, scored and drawn, with stand-ins for the checkouts."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

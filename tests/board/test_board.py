@@ -1,7 +1,5 @@
 """The board: what it answers to whom, what it makes of run folders, and its page in a browser."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

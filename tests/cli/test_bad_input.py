@@ -1,7 +1,5 @@
 """Whatever is wrong with what the program is given: one line that says it, the right status, nothing half-written."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fnmatch

@@ -1,7 +1,5 @@
 """The command line: what it prints, where, and with which status."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

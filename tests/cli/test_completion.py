@@ -1,7 +1,5 @@
 """Completion by the shell: verbs, recipes, choices and paths, without PyTorch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

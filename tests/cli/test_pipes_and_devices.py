@@ -1,7 +1,5 @@
 """A device or a pipe in place of a file, as input of every verb and as its output: one line at once, and no change."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

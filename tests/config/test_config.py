@@ -1,7 +1,5 @@
 """Configs are frozen and valid; diffs say what is between them; whatever comes in as JSON is a config or a mistake."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Old names of settings: files written with them load, and whoever types one is told the new one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

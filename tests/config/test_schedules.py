@@ -1,7 +1,5 @@
 """Progress, schedules and the clock: hand-computed numbers and those of the public scripts."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

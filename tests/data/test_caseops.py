@@ -1,7 +1,5 @@
 """CaseOps: nothing is lost, every byte is counted once, and the contest's strings and side-cars are reproduced."""
 
-from __future__ import annotations
-
 import random
 import time
 from itertools import pairwise

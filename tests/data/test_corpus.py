@@ -1,7 +1,5 @@
 """A corpus folder by hand: the bytes of its documents, what is refused when it is read, and its files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Any bytes as ids: they come back, as few ids as the tokenizer's own, and what cannot be spelled is refused."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

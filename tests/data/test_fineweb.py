@@ -1,7 +1,5 @@
 """Fetching published shards, from a stand-in server on this machine."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

@@ -1,7 +1,5 @@
 """Tokenizers of other libraries: nothing lost that is not measured, texts that spell special tokens, bad files."""
 
-from __future__ import annotations
-
 import base64
 import builtins
 import json

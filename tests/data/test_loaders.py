@@ -1,7 +1,5 @@
 """The order in which loaders read shards."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From text to a corpus folder and back, and what is said when that cannot be."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

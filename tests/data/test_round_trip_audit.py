@@ -1,7 +1,5 @@
 """The audit: every rule that a tokenizer breaks is named and counted, and no other."""
 
-from __future__ import annotations
-
 import json
 import time
 import unicodedata

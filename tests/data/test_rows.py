@@ -1,7 +1,5 @@
 """Text from Parquet files and from data sets on the hub, which a server on this machine stands in for."""
 
-from __future__ import annotations
-
 import builtins
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Token shards on disk, and the documents in them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokenizers: nothing lost that is not measured, the contest's ids and byte counts reproduced, bad input refused."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """The doctor: every question against made-up machines, the rules, the verdict, and this machine for real."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

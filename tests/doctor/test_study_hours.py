@@ -1,7 +1,5 @@
 """Core hours of a study before it runs: what is timed, what FLOPs tell, and what is left out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that are killed at random moments of every phase: begun again they end as if nothing had been."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

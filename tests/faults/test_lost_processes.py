@@ -1,7 +1,5 @@
 """One of two processes is killed or stands still: the other ends soon and says so."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

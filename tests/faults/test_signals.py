@@ -1,7 +1,5 @@
 """SIGINT and SIGTERM in every phase, clocks that jump, and data that change under a run."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import os

@@ -1,7 +1,5 @@
 """A disk that is full, or read-only, from any write of a command on: one line, nothing half written, and it goes on."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil

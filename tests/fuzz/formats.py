@@ -1,7 +1,5 @@
 """Formats that are fuzzed: damage to a good file of each, with checksums put right, and its reader."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -5,8 +5,6 @@ Each case is one damaged file, made from a good one by a seed. It must be read o
 in a process of their own, which is ended and begun anew when one of them does not end within a minute.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

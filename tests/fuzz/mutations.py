@@ -1,7 +1,5 @@
 """Small random changes of bytes and of JSON: the alphabet of the fuzzer."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Damaged files of every format are read or refused, in bounded time and memory: `make fuzz N=...` runs more."""
 
-from __future__ import annotations
-
 import random
 import resource
 import sys

@@ -5,8 +5,6 @@ Weights were drawn by PyTorch's generator, one parameter after the other in the 
 again gives the same numbers, the seed and each matrix's gain are kept in their place.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

@@ -1,7 +1,5 @@
 """A headless Chromium, driven over a pipe by its DevTools protocol: for the tests of pages."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """The plainest model of text that learns: counts of a byte after the two before it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

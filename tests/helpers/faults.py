@@ -1,7 +1,5 @@
 """Commands in processes of their own that meet a fault: they are killed, sent a signal, or refused what they write."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """A page that reports wrote, taken apart."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 VOID = {"meta", "br"}

@@ -4,8 +4,6 @@ The interpreter multiplies no bfloat16 matrices, so products are compared in flo
 off where a GPU rounds them, so half formats are given twice the error of rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from inspect import signature
 from itertools import product

@@ -1,7 +1,5 @@
 """Fields that docs/json.md documents."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A process of its own, for a study's file may define classes, which stay known to a process as long as it lives.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from multiprocessing.connection import Connection

@@ -1,7 +1,5 @@
 """Artifacts of models with random weights, packed without calibration: for tests of what reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -5,8 +5,6 @@ or names is written here; they are taken from its `config.json` and the names of
 the same way, will do. Any file may be compressed by xz, with `.xz` behind its name, as those in `tests/golden` are.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import math

@@ -4,8 +4,6 @@ It is the device `cpu:0`, and whose storages belong to it is written down; `.cpu
 one to the other, as does `torch.as_tensor`. Operations by hand are for a CPU alone, so the plain ones are asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Real processes, joined by gloo, for the tests of what several do together."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress that keeps or hands on what it gets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

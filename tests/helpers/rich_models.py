@@ -1,7 +1,5 @@
 """Tiny models that use every technique of the model at once."""
 
-from __future__ import annotations
-
 from caddie.config.schedules import PiecewiseConstant
 from caddie.model import (
     GPT,

@@ -1,7 +1,5 @@
 """A run folder as a finished run leaves it, made up but realistic: for the tests of what reads such folders."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

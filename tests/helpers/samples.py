@@ -1,7 +1,5 @@
 """Weights made of chance, and how often chance is tried, for the tests of whatever changes weights."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import settings
 from torch import Tensor

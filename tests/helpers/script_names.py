@@ -1,7 +1,5 @@
 """The public scripts' parameters beside ours: other names, and in some scripts matrices of all layers in one bank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

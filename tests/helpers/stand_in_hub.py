@@ -1,7 +1,5 @@
 """A server on this machine that answers as the Hugging Face hub does."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Tests, adjusted p, ranks and intervals of shares by their formulas, against which those of the package are held."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev

@@ -1,7 +1,5 @@
 """A submission folder as the contest takes it, that breaks no rule, for tests that break one each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

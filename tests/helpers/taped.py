@@ -4,8 +4,6 @@ As there, nothing of Python runs again, what is recorded has no effect, and a nu
 recorded. Operations by hand read numbers, and are for a CPU alone, so the plain ones must be asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A study of very short runs, written as a user's file and run as a command, for tests that end its processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 A class whose defaults do not fit `BASE` needs a line in `SETTINGS`, a number that may be none one in `VALUES`.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A user's scorer that uses tokens too early, once it has been shown AFTER tokens."""
 
-from __future__ import annotations
-
 WAITS = """
 import torch
 from caddie.score import Scorer, Step, windows

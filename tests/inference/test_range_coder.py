@@ -1,7 +1,5 @@
 """The arithmetic coder: every symbol comes back, in no more bytes than the odds ask for, whatever the last bits say."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Compression with a model: exactly back for any bytes and any scorer, and as small as the score promises."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Early against final, small against large: by hand, against SciPy, by properties, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

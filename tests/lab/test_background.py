@@ -1,7 +1,5 @@
 """A study in the background: begun once, told of, ended with its process, and gone on with."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

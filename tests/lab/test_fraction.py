@@ -1,7 +1,5 @@
 """A part of a study: seconds, steps, and all that counts steps."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

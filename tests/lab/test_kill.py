@@ -1,7 +1,5 @@
 """A study whose driver is killed again and again loses no finished run and does none twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

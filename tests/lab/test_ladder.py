@@ -1,7 +1,5 @@
 """The proxy ladder: how well small runs predict large ones."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

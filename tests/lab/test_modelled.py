@@ -1,7 +1,5 @@
 """Equal time that is modelled: times of steps at full size, and the steps that a study's labels get by them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import median

@@ -1,7 +1,5 @@
 """Verdicts by seed and document: by hand, by simulation, and from the rows of a study."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The order of a study's labels against that of their public scores."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

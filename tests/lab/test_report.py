@@ -1,7 +1,5 @@
 """The report of a study: what it says, that it stands alone, and that no rows can break it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

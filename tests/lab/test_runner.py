@@ -1,7 +1,5 @@
 """The driver of studies: nothing is lost, nothing runs twice, whatever ends it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Studies at scale: every entry resolves, fits its recipe's parts, and has steps by a known time of a step."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Searches: what is drawn, what a sampler finds where the right answer is known, and what survives a kill."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

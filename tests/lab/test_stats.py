@@ -1,7 +1,5 @@
 """Statistics over seeds: textbook figures, a simulation, what is refused, and that a seed is one observation."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

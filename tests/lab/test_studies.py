@@ -1,7 +1,5 @@
 """The studies that are kept here: every entry can be run, and what was found is what their results say."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

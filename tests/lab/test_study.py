@@ -1,7 +1,5 @@
 """Studies as values: what they hold, what they refuse, and how they are made from a recipe."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages of the studies that are kept: the systems' claims side by side with ours, and what each study cost."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

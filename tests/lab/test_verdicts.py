@@ -1,7 +1,5 @@
 """Verdicts of a study: by hand, by simulation, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Context of a forward: shifts, segments, earlier positions, and their state in a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Embeddings: hash, tables, smear, and the positions that none of them may read."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

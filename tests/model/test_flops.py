@@ -1,7 +1,5 @@
 """Estimated arithmetic: by hand, against what public runs state, and against PyTorch's own counter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

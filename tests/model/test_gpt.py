@@ -3,8 +3,6 @@
 The models are all one-step variations of a small one, all of them packed into a few, and every shipped recipe's.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The one linear layer: what views and deltas do to it, to a block, to the head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Dense connections: the scripts' numbers, passes that are left out, and coefficients in the places of constants."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

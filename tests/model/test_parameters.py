@@ -1,7 +1,5 @@
 """Parameters declare what they are; rules find them; their first values depend on nothing but seed and name."""
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import cache

@@ -1,7 +1,5 @@
 """The parts of the model one by one, with numbers computed by hand and those of the public scripts."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention: every implementation against one query at a time, what is chosen where, and one compiled graph for all."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Operations with several implementations: what a CPU runs against the references, and who is picked where."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The fused kernels: interpreted against their references, and compiled, as far as that goes without a GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

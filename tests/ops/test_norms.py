@@ -1,7 +1,5 @@
 """Norms by hand against their references, forward and backward, and whom they are for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The artifact holds exactly what was packed, wherever it lies, and the checks on it can fail."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

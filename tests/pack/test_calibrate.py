@@ -1,7 +1,5 @@
 """What calibration says of a weight, against brute force on models small enough for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Drafts: what one weighs and is expected to cost, and that nothing is done twice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Codecs give back what they were given, and refuse everything else within its memory."""
 
-from __future__ import annotations
-
 import lzma
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """From weights to sections and back, whatever quantizers are mixed; what is asked for, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

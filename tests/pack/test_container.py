@@ -1,7 +1,5 @@
 """The file of an artifact comes back whole, or is refused with one line that says why."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Filling the cap: never above it, close below it, and finer only where that is worth something."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import cache

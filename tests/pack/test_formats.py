@@ -4,8 +4,6 @@
 the formats know. They are never written anew: a change that breaks one needs a new format version that reads them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The source that an artifact needs works alone, gives the same score, and is nothing but data to whoever reads it."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

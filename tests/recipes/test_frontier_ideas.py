@@ -1,7 +1,5 @@
 """Ideas beside the records: each is one recipe, in the table of the docs, and as undecided as its seeds."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

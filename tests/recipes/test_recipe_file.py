@@ -1,7 +1,5 @@
 """Recipes in files of TOML and JSON, and those of runs: what they mean, and the line that says what is wrong in one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

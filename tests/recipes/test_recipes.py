@@ -1,7 +1,5 @@
 """The shipped recipes: parameter counts, the chain of diffs, public figures, experiments of public system 000."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 `NAME_mini` is the twin of half a minute, `NAME_scale` and `NAME_scale96` those of all the steps.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is known of techniques: that all are found and documented, how they are shown, and how one is added."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

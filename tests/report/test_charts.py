@@ -1,7 +1,5 @@
 """Charts: round ticks that enclose, lines that are not dragged, and places that can be worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

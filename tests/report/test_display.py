@@ -1,7 +1,5 @@
 """The terminal: a live bar, plain lines, silence, and the final table."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """The file of held-out documents: what is written is read, and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The report page: what it says, that it stands alone, and that nothing in a run folder can break it."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """Words on a terminal."""
 
-from __future__ import annotations
-
 import pytest
 
 from caddie.errors import count

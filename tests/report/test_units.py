@@ -1,7 +1,5 @@
 """Units: figures worked by hand, the contest's two readings of its bar, and the way there and back."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Three outcomes of a check, and of verification as a whole, wherever they are read."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One run packed in many ways: every quantizer with every coding, the same losses for the same integers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Official sets are known by their totals, and nothing else passes for one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

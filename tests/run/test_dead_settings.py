@@ -1,7 +1,5 @@
 """Settings that do nothing are found; those that do something are left alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

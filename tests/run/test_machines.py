@@ -1,7 +1,5 @@
 """Training by processes of several machines, as torchrun starts them: who does what, and what must be there."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Policies: which bytes and seconds each of them counts, by hand-made results, and what no policy may be."""
 
-from __future__ import annotations
-
 import math
 import re
 import typing

@@ -1,7 +1,5 @@
 """A floor of quality: some seconds of training, packed into a file, beat counting bytes and beat no training."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Replays: a run done again is the same to the bit where that is promised; what differs is told, and why."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """What a result says of compression, worked out by hand and from a run."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -4,8 +4,6 @@ Two runs are the same but for who does what: one in this process, and one by two
 the slow tests, is a user's: the program starts the two, and the file is scored and probed in fresh ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A run that fails writes why, and one that begins again forgets it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

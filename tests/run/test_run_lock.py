@@ -1,7 +1,5 @@
 """A run folder has one writer: the lock, what killed writers left, and writers that were given up."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

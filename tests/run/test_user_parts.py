@@ -1,7 +1,5 @@
 """Runs whose recipes have classes in a user's file: what of them an artifact needs, and who may supply it."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A system without `fcntl`, `resource`, forks and half of the signals, as Windows is: pretended, not tried there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The choice by measurement, held against a clock that the test turns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The environment of child processes: where they find modules."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

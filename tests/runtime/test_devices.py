@@ -1,7 +1,5 @@
 """The device of a process: a CUDA GPU, Apple's where a step would work, or the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the end of one of several processes. Closing NCCL waits for the others; closing gloo does not."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from types import SimpleNamespace

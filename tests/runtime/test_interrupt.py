@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end a command within a second, wherever they come."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

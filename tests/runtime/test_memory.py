@@ -1,7 +1,5 @@
 """Freed memory that is kept: in a process of its own, since it cannot be taken back."""
 
-from __future__ import annotations
-
 import ctypes
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Progress of long work, and the seconds of its phases."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """The forward of scoring is compiled on a GPU once a shape has taken as long as compiling, and never in the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock

@@ -3,8 +3,6 @@
 The head compiled is compared in `tests/model/test_parts.py`: a compiled model has another stream, rounded elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

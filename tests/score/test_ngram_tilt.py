@@ -1,7 +1,5 @@
 """The n-gram tilt: equal to the public script's tables, causal in scoring order, and the same for any batch size."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

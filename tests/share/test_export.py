@@ -1,7 +1,5 @@
 """Exports of artifacts: what other programs load gives caddie's own logits and ids, without caddie."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Decoders and kernels of the page, in a browser, against the package's own."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

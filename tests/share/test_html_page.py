@@ -1,7 +1,5 @@
 """The page of `caddie export --to html`: opened from disk without a network, and beside the package's own numbers."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import json

@@ -1,7 +1,5 @@
 """Runs on the hub: pushed in one commit, and pulled as an ARTIFACT whose bytes are checked."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The adapter for lm-evaluation-harness: its figures are those of caddie's own scorer."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

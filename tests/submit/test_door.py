@@ -1,7 +1,5 @@
 """The way out as a newcomer goes it: run, submit, review, replay."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

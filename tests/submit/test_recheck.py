@@ -1,7 +1,5 @@
 """Results that were edited: what the run's own files and a new scoring say against them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Review of a submission folder: each rule fires on the folder that breaks it, and on no folder that does not."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

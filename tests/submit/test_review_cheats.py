@@ -3,8 +3,6 @@
 Each case changes one legal script, which writes and reads back its model and scores text before it learns from it.
 """
 
-from __future__ import annotations
-
 import base64
 import lzma
 from pathlib import Path

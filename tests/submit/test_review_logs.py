@@ -1,7 +1,5 @@
 """Formats of log lines, as public scripts write them."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import pytest

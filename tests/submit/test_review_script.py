@@ -1,7 +1,5 @@
 """What the review reads in a script without running it: packed sources, new syntax, and signs of illegal scoring."""
 
-from __future__ import annotations
-
 import ast
 import base64
 import lzma

@@ -1,7 +1,5 @@
 """Submission folders made of runs: what stands in them, and the runs that they are not made of."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The script of a submission, alone: it gives the file of the run byte for byte, without caddie."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Steps that are looked at one step late, as on a GPU: run here on a CPU that is told to be late."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Averages of the weights: hand-computed means, those of the public scripts, and the contract of every average."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Compiling: as set, or if it wins back its time; a failure never stops a run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Recorded micro-batches: to the bit what is done without recording, whatever changes over a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Linear layers in eight bits: what is rounded, that both ways to multiply agree, and where a run takes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

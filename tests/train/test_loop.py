@@ -1,7 +1,5 @@
 """Training: the budget, the warm-up, interruption and resumption, several processes."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The prefix-token loss: the arithmetic by hand, its schedule, its graphs, and where its table comes from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Quantization-aware training: what a layer sees of its weight, its gradient, and that a compiled model notices."""
 
-from __future__ import annotations
-
 import copy
 import math
 import shutil

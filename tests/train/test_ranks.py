@@ -1,7 +1,5 @@
 """Several processes, joined by gloo: late steps that end alike, what is told in a step, and a shared score."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The forecast of the artifact: near the real file, from real gradients, and off the clock."""
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path

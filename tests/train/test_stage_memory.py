@@ -1,7 +1,5 @@
 """Memory of packing and scoring: its estimate, and the refusal before training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory of training: its estimate, the refusal of what does not fit, and the line when memory runs out after all."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Scorers that attack their judge: in its own process they win, and in a process of their own they gain nothing."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math

@@ -1,7 +1,5 @@
 """Changes of a text and text drawn from the model: what is replaced, what must stay, and what is found with them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tokenizer that has a part in the held-out text: ids of its own for it, and documents that it drops."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Held-out text that stands in the training text but for a letter here and there."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The probes: every shipped scorer passes them, and every known-bad example fails its own."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A user's scorer in a process of its own: what it is told, what it may answer, and how it may fail."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -1,7 +1,5 @@
 """The sandbox gives a program what it was given and nothing else, and the audit hook sees what a process reads."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap

@@ -1,7 +1,5 @@
 """Audits of a whole scoring: scorers that wait are found however long they do, and honest ones are not accused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import nullcontext

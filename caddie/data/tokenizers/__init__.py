@@ -1,7 +1,5 @@
 """Bytes to ids and back: raw bytes, SentencePiece, SentencePiece behind CaseOps, and other libraries' files."""
 
-from __future__ import annotations
-
 import io
 import re
 from abc import abstractmethod

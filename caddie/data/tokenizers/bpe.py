@@ -1,7 +1,5 @@
 """Byte pair encoding trained by SentencePiece, lossless and deterministic."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

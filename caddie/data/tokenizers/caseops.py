@@ -8,8 +8,6 @@ The transform accepts any bytes: neither an ASCII letter nor a mark can begin in
 and byte counts are those of the "lossless caps" transform of the contest's records (#1729).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

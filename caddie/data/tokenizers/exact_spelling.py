@@ -1,7 +1,5 @@
 """Encode any bytes losslessly, even with a tokenizer that normalizes text, as the contest's models do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise

@@ -6,8 +6,6 @@ lost, and is counted. tiktoken loses nothing: it skips text that the pattern of 
 pattern is refused.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

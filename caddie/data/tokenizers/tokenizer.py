@@ -1,7 +1,5 @@
 """The tokenizer socket: what every tokenizer does, and where one comes from."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The interface of array codecs, and what their streams have in common."""
 
-from __future__ import annotations
-
 import zlib
 from abc import abstractmethod
 from typing import Any

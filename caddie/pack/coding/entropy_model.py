@@ -10,8 +10,6 @@ Integers are coded in tiles that grow from small to large, so that probabilities
 constant, and the integers of a context are one call of the coder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, product

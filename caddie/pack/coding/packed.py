@@ -1,7 +1,5 @@
 """Arrays through a general-purpose compressor, in a layout that suits it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

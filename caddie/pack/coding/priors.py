@@ -6,8 +6,6 @@ from n magnitudes has a relative error of about 1 / sqrt(2 n), and a mixture cos
 is such a mixture).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from decimal import Context, Decimal, localcontext
 from functools import cache

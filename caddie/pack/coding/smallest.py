@@ -1,7 +1,5 @@
 """Choice of an array's codec by trial, and decoding of any codec's stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

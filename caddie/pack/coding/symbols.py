@@ -4,8 +4,6 @@ The coder is ANS (J. Duda, arXiv 0902.0271; R. Bamler, arXiv 2201.01741). Its `C
 (2^24 - symbols) / (sum of weights), which is 1 here: weights are integers with that sum, so all arithmetic is exact.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

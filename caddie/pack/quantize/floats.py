@@ -1,7 +1,5 @@
 """Weights as floating-point numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

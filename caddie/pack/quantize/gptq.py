@@ -1,7 +1,5 @@
 """GPTQ: rounding column by column, with each column's error compensated by those that follow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, cast
 

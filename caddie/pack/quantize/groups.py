@@ -1,7 +1,5 @@
 """Ternary and binary weights, with a step for each group of columns."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated

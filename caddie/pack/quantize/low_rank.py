@@ -1,7 +1,5 @@
 """Low-rank correction of the rounding error."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Columns at more bits than the others of a matrix: AWQ-lite."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Hadamard rotation of weights before they are quantized."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

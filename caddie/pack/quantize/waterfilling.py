@@ -1,7 +1,5 @@
 """Waterfilling: steps by row and column, so that every weight's rounding costs the loss the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Self

@@ -1,7 +1,5 @@
 """AdamW, from PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated
 

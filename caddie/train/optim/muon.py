@@ -1,7 +1,5 @@
 """Muon: orthogonalized momentum for matrices, with MuonEq-R, Polar Express, Turbo-Muon, NorMuon and Parallel Muon."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """SOAP-Muon: momentum whitened in the eigenbases of its gradients' second moments, then orthogonalized."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 

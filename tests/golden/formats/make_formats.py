@@ -5,8 +5,6 @@
 Run it only for a new version of a format, into a new folder beside this one: these files are never written anew.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Array codecs: every array comes back, anything else is refused, and the bytes are few and the same everywhere."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

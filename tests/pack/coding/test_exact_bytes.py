@@ -4,8 +4,6 @@ Digests are frozen from the code as it was on 2026-11-26; other values are compu
 integers alone, so that they are the same on every machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 from collections.abc import Sequence

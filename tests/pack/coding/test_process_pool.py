@@ -1,7 +1,5 @@
 """The process pool: the same bytes as by one process, whatever becomes of the others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

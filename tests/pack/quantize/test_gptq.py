@@ -1,7 +1,5 @@
 """GPTQ: its linear algebra by hand and by other means, what it promises, and the public scripts' integers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

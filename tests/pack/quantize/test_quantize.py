@@ -1,7 +1,5 @@
 """Quantizers: the public script's integers, and what every quantizer must keep."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

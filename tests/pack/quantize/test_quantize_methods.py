@@ -1,7 +1,5 @@
 """Rotation, low-rank correction, ternary and binary groups, eight-bit floats, pruning of ones; what recipes store."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Trellis-coded quantization: its paths against all paths, its errors against theory, its bytes by the real coder."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

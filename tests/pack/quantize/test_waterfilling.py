@@ -1,7 +1,5 @@
 """Waterfilling: what high-rate theory says of it, what it does at the edges, and that it beats GPTQ at equal bytes."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

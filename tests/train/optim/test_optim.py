@@ -1,7 +1,5 @@
 """Optimizers: the public scripts' steps, PyTorch's own Muon, and what every optimizer must keep."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

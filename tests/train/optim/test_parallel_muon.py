@@ -1,7 +1,5 @@
 """Parallel Muon on several real processes, joined by gloo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
