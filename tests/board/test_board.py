@@ -417,9 +417,10 @@ def test_values_of_another_kind_are_not_known(value: Any, ask: Ask, root: Path) 
 
 
 def test_files_that_are_too_large(ask: Ask, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root / "a", recipe=recipe(), error={"error": "x"}, log="y" * 2500 + "\n" + lines(40))
+    os.truncate(root / "a" / "error.json", read.LARGEST_BYTES + 1)
     monkeypatch.setattr(read, "LARGEST_BYTES", 1000)
-    write(root / "a", recipe=recipe(), error={"error": "x" * 2000}, log="y" * 2500 + "\n" + lines(40))
-    assert runs(ask)["a"]["reason"] == "error.json cannot be read: it has more than 1,000 bytes"
+    assert runs(ask)["a"]["reason"] == "error.json cannot be read: it has more than 16,777,216 bytes"
     seen = [runs(ask)["a"]["step"] for _ in range(9)]
     assert seen == sorted(seen, key=lambda step: step or 0)
     assert seen[-1] == 40, "each look reads on"
