@@ -7,7 +7,6 @@ any level. Streams have no header, checksum or magic number, for the container h
 import lzma
 import zlib
 from abc import abstractmethod
-from contextlib import suppress
 from typing import Annotated, Any
 
 import brotli
@@ -30,18 +29,9 @@ class Codec(Config):
     def encode(self, data: bytes) -> bytes:
         """Return `data` compressed; the same bytes each time."""
 
+    @abstractmethod
     def decode(self, data: bytes, size: int) -> bytes:
         """Return the original of `size` bytes, in memory proportional to it; `UserError` for any other stream."""
-        result = None
-        with suppress(zlib.error, lzma.LZMAError, zstandard.ZstdError, brotli.error):
-            result = self._decode(data, size)
-        if result is None or len(result) != size:
-            raise UserError(f"the bytes are not one whole {type(self).__name__} stream of {size:,} bytes")
-        return result
-
-    @abstractmethod
-    def _decode(self, data: bytes, size: int) -> bytes | None:
-        """Return the original, or of a longer one at least a byte more than `size`; None for what is not one stream."""
 
 
 class Stored(Codec):
@@ -51,8 +41,9 @@ class Stored(Codec):
         """Return `data`."""
         return data
 
-    def _decode(self, data: bytes, size: int) -> bytes | None:
-        return data
+    def decode(self, data: bytes, size: int) -> bytes:
+        """Return `data` if it is `size` bytes long."""
+        return _whole(self, data, size, True)
 
 
 class Zlib(Codec):
@@ -71,8 +62,9 @@ class Zlib(Codec):
         """Return `data` deflated."""
         return zlib.compress(data, self.level, wbits=_RAW_DEFLATE)
 
-    def _decode(self, data: bytes, size: int) -> bytes | None:
-        return _decompressed(zlib.decompressobj(wbits=_RAW_DEFLATE), data, size)
+    def decode(self, data: bytes, size: int) -> bytes:
+        """Return the original of `size` bytes."""
+        return _decompressed(self, zlib.decompressobj(wbits=_RAW_DEFLATE), data, size)
 
 
 class Lzma(Codec):
@@ -93,8 +85,9 @@ class Lzma(Codec):
         effort = self.preset | (lzma.PRESET_EXTREME if self.extreme else 0)
         return lzma.compress(data, lzma.FORMAT_RAW, filters=_lzma_filters(len(data), preset=effort))
 
-    def _decode(self, data: bytes, size: int) -> bytes | None:
-        return _decompressed(lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size)), data, size)
+    def decode(self, data: bytes, size: int) -> bytes:
+        """Return the original of `size` bytes."""
+        return _decompressed(self, lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size)), data, size)
 
 
 class Zstd(Codec):
@@ -116,14 +109,19 @@ class Zstd(Codec):
         parameters = zstandard.ZstdCompressionParameters.from_level(self.level, **settings)
         return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
 
-    def _decode(self, data: bytes, size: int) -> bytes | None:
+    def decode(self, data: bytes, size: int) -> bytes:
+        """Return the original of `size` bytes."""
         if not size:  # the library reads no further than the header of an empty frame
-            return data
-        # The decoder allocates the size that the frame claims and no window, so the claim is checked first.
-        claim = zstandard.get_frame_parameters(data, format=_MAGICLESS).content_size
-        if claim != size or claim > len(data) * _ZSTD_RATIO:
-            return None
-        return zstandard.ZstdDecompressor(format=_MAGICLESS).decompress(data, allow_extra_data=False)
+            return _whole(self, data, 0, True)
+        try:
+            # The decoder allocates the size that the frame claims and no window, so the claim is checked first.
+            claim = zstandard.get_frame_parameters(data, format=_MAGICLESS).content_size
+            if claim != size or claim > len(data) * _ZSTD_RATIO:
+                raise _damaged(self, size)
+            stream = zstandard.ZstdDecompressor(format=_MAGICLESS)
+            return _whole(self, stream.decompress(data, allow_extra_data=False), size, True)
+        except zstandard.ZstdError as error:
+            raise _damaged(self, size) from error
 
 
 class Brotli(Codec):
@@ -142,13 +140,17 @@ class Brotli(Codec):
         """Return `data` compressed."""
         return bytes(brotli.compress(data, quality=self.quality, lgwin=24))
 
-    def _decode(self, data: bytes, size: int) -> bytes | None:
+    def decode(self, data: bytes, size: int) -> bytes:
+        """Return the original of `size` bytes."""
         stream, result = brotli.Decompressor(), bytearray()
-        piece = stream.process(data, output_buffer_limit=_PIECE_BYTES)
-        while piece and len(result) <= size:
-            result += piece
-            piece = b"" if stream.is_finished() else stream.process(b"", output_buffer_limit=_PIECE_BYTES)
-        return bytes(result) if stream.is_finished() else None
+        try:
+            piece = stream.process(data, output_buffer_limit=_PIECE_BYTES)
+            while piece and len(result) <= size:
+                result += piece
+                piece = b"" if stream.is_finished() else stream.process(b"", output_buffer_limit=_PIECE_BYTES)
+        except brotli.error as error:
+            raise _damaged(self, size) from error
+        return _whole(self, bytes(result), size, stream.is_finished())
 
 
 def _lzma_filters(size: int, **settings: int) -> list[dict[str, Any]]:
@@ -156,6 +158,19 @@ def _lzma_filters(size: int, **settings: int) -> list[dict[str, Any]]:
     return [{"id": lzma.FILTER_LZMA2, "dict_size": dictionary, **settings}]
 
 
-def _decompressed(stream: Any, data: bytes, size: int) -> bytes | None:
-    result: bytes = stream.decompress(data, size + 1)  # one byte more tells a longer stream from a whole one
-    return result if stream.eof and not stream.unused_data else None
+def _decompressed(codec: Codec, stream: Any, data: bytes, size: int) -> bytes:
+    try:
+        result = stream.decompress(data, size + 1)  # one byte more tells a longer stream from a whole one
+    except (zlib.error, lzma.LZMAError) as error:
+        raise _damaged(codec, size) from error
+    return _whole(codec, result, size, stream.eof and not stream.unused_data)
+
+
+def _whole(codec: Codec, result: bytes, size: int, finished: bool) -> bytes:
+    if len(result) != size or not finished:
+        raise _damaged(codec, size)
+    return result
+
+
+def _damaged(codec: Codec, size: int) -> UserError:
+    return UserError(f"the bytes are not one whole {type(codec).__name__} stream of {size:,} bytes")

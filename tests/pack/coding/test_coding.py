@@ -138,7 +138,7 @@ def test_a_codec_that_readers_do_not_know_is_refused():
         def encode(self, data: bytes) -> bytes:
             return data
 
-        def _decode(self, data: bytes, size: int) -> bytes | None:
+        def decode(self, data: bytes, size: int) -> bytes:
             return data
 
     with pytest.raises(UserError, match="Own is not one of Stored"):
