@@ -1,4 +1,4 @@
-"""Three outcomes of a check, and of verification as a whole, wherever they are read."""
+"""What a result says of its verification, wherever it is read: three outcomes of a check, and of all together."""
 
 import json
 import os
