@@ -23,7 +23,7 @@ demo: $(PROGRAM)
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(TESTS)
-	$(PYTEST)
+	$(PYTEST) -n logical --maxprocesses 4
 
 test-long: $(CHECKS)
 	$(PYTEST) -m "long and not slow" --cov --cov-report=

@@ -94,7 +94,7 @@ def verify(
     checks = file_checks(artifact, cap_bytes)
     documents = library()
     if corpus is not None:
-        progress.step({"event": "doing", "text": "reading the corpus"})
+        progress.step({"event": "doing", "text": "checking the held-out text"})
         corpus.check_counts()
         documents = _held_out_documents(corpus)
         checks += check_held_out(artifact.tokenizer, corpus, documents, progress)
