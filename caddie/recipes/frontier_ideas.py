@@ -1,17 +1,13 @@
-"""Ideas beside the contest's last records, each alone on the best of them, and caddie's own recipes.
+"""Ideas beside the contest's last records, each alone on the best of them; none is decided yet.
 
-Sources, published effects and the seeds that a verdict needs stand in `docs/results/frontier-ideas.md`; none is decided
-yet. `docs/log.md` tells what was tried for caddie's own.
+Sources, published effects and the seeds that a verdict needs stand in `docs/results/frontier-ideas.md`.
 """
 
 from caddie.config.schedules import Ramp, StepRamp
-from caddie.model import ChannelSmear, HashedNGrams, RMSNorm
-from caddie.model.parameters import Orthogonal
-from caddie.pack.compress import Pack
 from caddie.train.averaging import TailEMA
 from caddie.train.optim import Muon, SoapMuon
 
-IDEAS = {
+RECIPES = {
     "prefix_targets": {
         "base": "ngram_tilt",
         "why": "Predicts the longest prefix of each token too, in two thirds of the run; modded-nanogpt #337.",
@@ -62,27 +58,5 @@ IDEAS = {
         "base": "ngram_tilt",
         "why": "Each head learns the share of its own value that XSA leaves out, from 0.96; modded-nanogpt #264.",
         "model.block.attention.xsa_gate": 2.0,
-    },
-}
-
-RECIPES = {
-    **IDEAS,
-    "few_layers": {
-        "base": "vocabulary_4096",
-        "why": "Chosen by ablation at mini scale: few layers, many hashed pairs; not measured at full size.",
-        "model.depth": 5,
-        "model.value_embedding.layers": (3, 4),
-        "model.block.attention_norm": RMSNorm(),
-        "model.block.mlp_norm": RMSNorm(),
-        "model.embedding.smear": ChannelSmear(),
-        "model.embedding.bigrams": HashedNGrams(buckets=16_384, dims=128, initial=Orthogonal()),
-        "train.optimizers.matrix.normalize_rows": True,
-        "train.optimizers.embedding.lr": 0.06,
-        "pack": Pack(policy="contest-2026"),
-    },
-    "champion": {
-        "base": "ngram_tilt",
-        "why": "The best record, packed by waterfilling and an entropy coder; not measured at full size.",
-        "pack": Pack(policy="contest-2026"),
     },
 }

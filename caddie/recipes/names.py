@@ -3,7 +3,16 @@
 import re
 from pathlib import Path
 
-MODULES = ("baseline", "early_records", "records", "late_records", "ideas", "frontier_ideas")
+MODULES = (
+    "baseline",
+    "early_records",
+    "records",
+    "late_records",
+    "public_systems",
+    "ideas",
+    "frontier_ideas",
+    "champion",
+)
 """Modules of this folder whose tables are the shipped recipes."""
 ALIASES = {"best_record": "ngram_tilt"}
 """Further names of shipped recipes; until 2026-11-25 `best_record` was `longer_warmdown`."""

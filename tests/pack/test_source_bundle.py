@@ -104,7 +104,6 @@ def alone(folder: Path, artifact: Path, out: Path) -> None:
 
 
 FRESH = f"""
-from __future__ import annotations
 import json, sys
 from pathlib import Path
 

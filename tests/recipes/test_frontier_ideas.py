@@ -9,7 +9,7 @@ from caddie.lab.stats import seeds_needed
 from caddie.recipes import frontier_ideas
 from caddie.recipes.catalog import find, shipped
 
-IDEAS = sorted(frontier_ideas.IDEAS)
+IDEAS = sorted(frontier_ideas.RECIPES)
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "results" / "frontier-ideas.md"
 ROWS = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "not yet decided" in line]
 DEVIATION, UNKNOWN = 0.00036, 0.0005
