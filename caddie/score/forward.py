@@ -1,10 +1,9 @@
-"""The scorers' forward, compiled on a GPU for shapes that take long, and the scorer that runs it and no more."""
+"""The scorers' forward, compiled on a GPU for shapes that take long."""
 
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, zip_longest
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,8 +12,6 @@ from caddie.errors import first_line
 from caddie.model import Cache, Model
 from caddie.ops.attention import segment_bucket
 from caddie.runtime.autotune import allow_graphs, compiled_here
-from caddie.score.scorer import Layout, Scorer, Step
-from caddie.score.windows import windows
 
 Shape = tuple[int | None, ...]
 COMPILE_SECONDS = 30.0
@@ -53,6 +50,7 @@ class Forward:
         previous call, and nothing is compiled. `begun` bounds the documents that begin in the windows; if it is None
         they are counted, for which a GPU is waited for.
         """
+
         rows, length = ids.shape
         counted: dict[str, int] = {}
         if self._counts and cache is None:  # FlashAttention has to know how many documents there may be
@@ -82,29 +80,3 @@ class Forward:
             text = f"compiling failed, so scoring goes on uncompiled: {first_line(error)}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             return eager(ids, starts)
-
-
-class Frozen(Scorer):
-    """Scores with a fixed model, in windows of `length` tokens that advance by `stride`."""
-
-    stateless = True
-
-    def __init__(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
-        self._bos, self._length, self._stride, self._forward = bos, length, stride, Forward(model, dtype)
-
-    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Yield the windows of all stretches in order, the stretches side by side."""
-        apart = self._length // self._stride + 1  # two windows of a stretch that are this far apart share no token
-        per_stretch = [windows(begin, end, self._length, self._stride) for begin, end in layout.edges]
-        if len(per_stretch) == 1:
-            while batch := list(islice(per_stretch[0], rows * apart)):
-                yield Step(batch, [0] * len(batch))
-            return
-        for column in zip_longest(*per_stretch):
-            batch = [window for window in column if window is not None]
-            yield Step(batch, [0] * len(batch))
-
-    @torch.inference_mode()
-    def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Run one forward."""
-        return self._forward(inputs, inputs == self._bos, last, cache)

@@ -19,7 +19,7 @@ from caddie.report.units import bits_per_byte, nats_per_byte, nats_per_token
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
-from caddie.score.forward import Frozen
+from caddie.score.frozen import Frozen
 from caddie.score.loop import Losses, layout_of, run
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.score.scorer import Scorer
