@@ -1,96 +1,16 @@
-"""Transformer block: one layer of the residual stream, with its norms and its mix of the embedded input."""
-
-import math
-from abc import abstractmethod
-from collections.abc import Callable
+"""Transformer block: one layer of the residual stream."""
 
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Positive, Technique, known
+from caddie.config import Config, Technique, known
 from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.context import Context
+from caddie.model.input_mix import ResidualMix, StreamMix
 from caddie.model.linear import Delta, adapted
 from caddie.model.mlp import MLP, ReluSquared
-from caddie.model.parameters import Constant, Initial, Part, RowConstants
-from caddie.ops import rms_norm
-
-
-class Norm(Config):
-    """Socket: norm before attention or MLP."""
-
-    epsilon: Positive | None = None
-    """Added to the mean square; none for the machine epsilon of the dtype. Public system 001's attention has 1e-6."""
-
-    @abstractmethod
-    def scale(self, layer: int) -> float:
-        """Return the factor on the normed stream in `layer`."""
-
-    def build(self, layer: int) -> Callable[[Tensor], Tensor]:
-        """Return the norm of `layer`, a function of the stream (..., width)."""
-        epsilon, scale = self.epsilon, self.scale(layer)
-        if scale == 1.0:
-            return lambda x: rms_norm(x, epsilon)
-        return lambda x: rms_norm(x, epsilon) * scale
-
-
-class RMSNorm(Norm):
-    """RMSNorm: x over its root mean square, without a learned gain (arXiv 1910.07467)."""
-
-    def scale(self, layer: int) -> float:
-        """Return 1."""
-        return 1.0
-
-
-class DepthScaledNorm(Norm):
-    """RMSNorm over the root of the layer's number, from 1: deep layers start with smaller inputs ("LN scale")."""
-
-    techniques = known(
-        "Deep layers write less at the start, as in The Curse of Depth.",
-        "arXiv 2502.05795; openai/parameter-golf #315, public systems 000 and 002, every record after it",
-        "-0.0023 together with partial rotary positions (#315)",
-    )
-
-    def scale(self, layer: int) -> float:
-        """Return 1/√(layer + 1), layers counted from 0."""
-        return 1.0 / math.sqrt(layer + 1)
-
-
-class ResidualMix(Config):
-    """Socket: initial a and b of x ← a·x + b·x0; both are learned, by channel."""
-
-    @abstractmethod
-    def initial(self, layer: int, depth: int) -> Initial:
-        """Return the initial a and b, the rows of (2, width), in `layer` of `depth`."""
-
-
-class StreamMix(ResidualMix):
-    """Start from the stream alone: a = 1, b = 0 (the contest's baseline)."""
-
-    techniques = known(
-        "Every layer can reach the token itself, however deep it stands.",
-        "modded-nanogpt; openai/parameter-golf, the baseline and all after it (`resid_mix`; public system 002's"
-        ' "layerwise residual mixing")',
-    )
-
-    def initial(self, layer: int, depth: int) -> Initial:
-        """Return one and zero."""
-        return RowConstants(values=(1.0, 0.0))
-
-
-class PhaseMix(ResidualMix):
-    """Start from the input in early layers, from the stream in late ones: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
-
-    techniques = known(
-        "Early layers begin near the input, late ones near the stream.",
-        "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
-        "in a bundle only",
-    )
-
-    def initial(self, layer: int, depth: int) -> Initial:
-        """Return the phase of `layer` and its complement."""
-        a = 1.0 / (1.0 + math.exp(-3.0 * (layer / max(depth - 1, 1) - 0.5)))
-        return RowConstants(values=(a, 1.0 - a))
+from caddie.model.norm import Norm, RMSNorm
+from caddie.model.parameters import Constant, Part
 
 
 class Block(Config):

@@ -10,7 +10,7 @@ from torch import nn
 from caddie.config.schedules import IntSchedule, TrainProgress, int_at, progress_at
 from caddie.model import GPT, BlockModule, Linear
 from caddie.model.attention import Attention
-from caddie.model.embedding import NGramTable
+from caddie.model.ngrams import NGramTable
 from caddie.model.parameters import Part
 
 

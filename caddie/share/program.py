@@ -12,15 +12,17 @@ import torch
 from caddie.errors import UserError
 from caddie.model import GPT, Model
 from caddie.model.attention import GroupedQueryAttention
-from caddie.model.block import BlockModule, Norm
+from caddie.model.block import BlockModule
 from caddie.model.context import reach
-from caddie.model.embedding import ChannelSmear, TokenEmbedding, TokenSmear
+from caddie.model.embedding import TokenEmbedding
 from caddie.model.gates import DenseGate, NarrowGate, SparseGate
 from caddie.model.head import TiedHead, UntiedHead
 from caddie.model.linear import Dense
 from caddie.model.mlp import LeakyReluSquared, ReluSquared, SwiGLU
+from caddie.model.norm import Norm
 from caddie.model.parallel_streams import RoutedStreams, SeparateStreams
 from caddie.model.skips import GatedUNet, UNet
+from caddie.model.smear import ChannelSmear, TokenSmear
 from caddie.model.values import GatedValueResidual, MixedValueResidual
 
 Factor = float | tuple[str, int, int, str]

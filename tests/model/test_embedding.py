@@ -12,7 +12,8 @@ from torch import Tensor
 from caddie.errors import UserError
 from caddie.model import ChannelSmear, Embedding, HashedNGrams, Smear, TokenEmbedding, TokenSmear
 from caddie.model.context import Cache, Context
-from caddie.model.embedding import TokenTable, buckets, ngrams, sign_rows
+from caddie.model.embedding import TokenTable
+from caddie.model.ngrams import buckets, ngrams, sign_rows
 from caddie.model.parameters import declarations, initialize
 from caddie.ops import rms_norm
 from caddie.recipes.catalog import find
@@ -223,7 +224,7 @@ def test_smears_by_hand() -> None:
 def test_channels_smear_like_the_scripts(parity: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose function takes what is normed already."""
     data = tensors(parity / "components" / "functions" / "functions")
-    monkeypatch.setattr("caddie.model.embedding.rms_norm", lambda x: x)
+    monkeypatch.setattr("caddie.model.smear.rms_norm", lambda x: x)
     gate, before = data["smear_v1.gate"], data["smear_v1.in"]
     module = ChannelSmear().build(len(gate))
     module.load_state_dict({"gate": gate})

@@ -10,7 +10,8 @@ from caddie.config import Count, Fraction, NonNegative, Positive, Range, Techniq
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.ops import multiplied
 from caddie.runtime.distributed import Ranks
-from caddie.train.optim.optimizer import Bank, BankUpdater, Communication, Optimizer, Updater
+from caddie.train.optim.banks import Bank, BankUpdater, Communication
+from caddie.train.optim.optimizer import Optimizer, Updater
 
 Coefficients = Literal["classic", "polar_express", "turbo", "convergent"]
 """Names in `COEFFICIENTS`."""

@@ -10,8 +10,9 @@ from caddie.config import Config, Count, Fraction, NonNegative, Range, known
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
+from caddie.train.optim.banks import Bank, BankUpdater, Communication
 from caddie.train.optim.muon import floor_rows, gram_norm, newton_schulz
-from caddie.train.optim.optimizer import Bank, BankUpdater, Communication, Optimizer, Updater
+from caddie.train.optim.optimizer import Optimizer, Updater
 
 _LEAST = 1e-8
 

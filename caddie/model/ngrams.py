@@ -1,0 +1,106 @@
+"""Hashed n-gram embeddings."""
+
+import functools
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from caddie.config import Channels, Config, Range, Technique, known
+from caddie.model.context import Context
+from caddie.model.linear import Linear
+from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
+
+FACTORS = (36_313, 27_191, 51_497)
+"""Hash factors of a token's id, of the one before it and of the one before that."""
+
+
+class HashedNGrams(Config):
+    """BigramHash: hashed n-gram embeddings, projected to the stream and scaled.
+
+    The rows start at zero, so projection and scale, which do not, get their first gradient at step 2; an n-gram that
+    never occurs in training keeps adding nothing.
+    """
+
+    techniques = known(
+        "Frequent runs of tokens are known without any layer's work.",
+        "hash embeddings, arXiv 1709.03933; openai/parameter-golf smeargate to #1204, public systems 000 and 002",
+        "in bundles only; +0.020 in the ternary record's model",
+        buckets=Technique(
+            "Fewer runs share a row.",
+            "openai/parameter-golf: 1,536 to 10,240",
+            "10,240 rows -0.002 (INT5); 8,192 for 4,096 +0.0001 (#375); 10,240 with layers that repeat 0 (#363)",
+        ),
+        signs=Technique(
+            "Runs that share a row are told apart, each reading it with signs of its own.",
+            "modded-nanogpt #299",
+            "with three times the rows at a quarter of their width 1.3 of 80 seconds less (modded-nanogpt #299)",
+        ),
+    )
+
+    buckets: Annotated[int, Range(2, 1 << 24)] = 16_384
+    """Number of rows; the last is for positions with too few tokens before them."""
+    dims: Channels | None = None
+    """Channels of a row; none for rows as wide as the stream, without projection."""
+    initial: Initial = FanIn()
+    """Initial values of the projection; at zero neither it nor the rows would ever learn. Public scripts end up with an
+    orthogonal one, times 1/√(2·layers) in public system 002 and 1 in 000 and ARG."""
+    signs: Annotated[int, Range(1, 1 << 20)] | None = None
+    """Sign trick: rows of fixed random signs, 8,192 in modded-nanogpt #299, or none.
+
+    A row of the table is multiplied by the row of signs whose number is the exclusive or of the n-gram's ids, modulo
+    `signs`. The signs are drawn whenever the model is made, and take no bytes.
+    """
+
+
+class NGramTable(Part):
+    """Table (buckets, dims) of n-grams of `order` tokens, two or three, with its projection and scale."""
+
+    def __init__(self, config: HashedNGrams, order: int, width: int) -> None:
+        super().__init__()
+        self.order = order
+        self.weight = self.declare("weight", (config.buckets, config.dims or width), "embedding", Constant(value=0.0))
+        if config.signs:  # normal values, of which only the signs count
+            self.constant("signs", (config.signs, config.dims or width), Normal(std=1.0))
+        self.projection = Linear(config.dims, width, config.initial) if config.dims else None
+        self.scale = self.declare("scale", (), "scalar", Constant(value=0.05))
+
+    def forward(self, context: Context) -> Tensor:
+        """Return the embedding of the n-gram that ends at each position, (B, T, width)."""
+        tokens = ngrams(context, self.order)
+        rows = F.embedding(buckets(tokens, len(self.weight)), self.weight).to(context.dtype)
+        if "signs" in self.constants:
+            signs: Tensor = self.get_buffer("signs")
+            rows = rows * F.embedding(sign_rows(tokens, len(signs)), signs).sign().to(context.dtype)
+        return self.scale.to(context.dtype) * (rows if self.projection is None else self.projection(rows))
+
+
+def ngrams(context: Context, order: int) -> list[Tensor]:
+    """Return the n-gram of `order` tokens that ends at each position, latest first, each (B, T) in 32 bits.
+
+    A token that would stand before the start of its row or document is -1.
+    """
+    tokens = [context.ids.int() + 1]  # so that 0, which stands before a start, is no token
+    while len(tokens) < order:
+        tokens.append(context.previous(tokens[-1]))
+    return [token - 1 for token in tokens]
+
+
+def buckets(tokens: Sequence[Tensor], count: int) -> Tensor:
+    """Return the bucket of each n-gram, (B, T).
+
+    Ids times factors, combined by exclusive or in 32-bit integers that wrap around, modulo count - 1. An n-gram that
+    would reach beyond the start of its row or document goes to the last bucket.
+    """
+    hashed = functools.reduce(torch.bitwise_xor, map(torch.mul, tokens, FACTORS))
+    return torch.where(tokens[-1] >= 0, hashed % (count - 1), count - 1)
+
+
+def sign_rows(tokens: Sequence[Tensor], count: int) -> Tensor:
+    """Return the row of signs of each n-gram, (B, T): the exclusive or of its ids, modulo `count`.
+
+    It is row 0 if the n-gram would reach beyond the start of its row or document.
+    """
+    return torch.where(tokens[-1] >= 0, functools.reduce(torch.bitwise_xor, tokens) % count, 0)
