@@ -9,7 +9,8 @@ from torch import Tensor
 from caddie.config import Range, known
 from caddie.errors import UserError
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, as_rows, plain
-from caddie.pack.quantize.rows import Grid, Rows
+from caddie.pack.quantize.rows import Rows
+from caddie.pack.quantize.scales import Grid
 
 
 class Gptq(Wrapper, Quantizer):

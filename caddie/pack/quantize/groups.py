@@ -11,7 +11,8 @@ from torch import Tensor
 
 from caddie.config import Range, known
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, as_rows, plain, rows_shape
-from caddie.pack.quantize.rows import LARGEST_STEP, half
+from caddie.pack.quantize.rows import half
+from caddie.pack.quantize.scales import LARGEST_STEP
 
 _TRITS = 5  # in a byte: 3^5 is 243
 _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)  # of the digits in a byte, the first the lowest

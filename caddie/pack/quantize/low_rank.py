@@ -11,7 +11,7 @@ from caddie.config import Range, known
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Wrapper, as_rows, plain, rows_shape
-from caddie.pack.quantize.rows import LARGEST_STEP
+from caddie.pack.quantize.scales import LARGEST_STEP
 
 LARGEST = 1e30
 """Bound that weights and errors are clipped to, so that their sums and squares stay finite."""

@@ -11,7 +11,8 @@ from caddie.config import Config, Count, Range, known
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, Wrapper, as_rows, plain
-from caddie.pack.quantize.rows import Percentile, Rows
+from caddie.pack.quantize.rows import Rows
+from caddie.pack.quantize.scales import Percentile
 
 _FEWEST_NUMBERS = 65_536
 """A tensor with no more numbers than this is not protected."""

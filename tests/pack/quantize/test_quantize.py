@@ -38,7 +38,8 @@ from caddie.pack.quantize import (
     WaterfillingSteps,
 )
 from caddie.pack.quantize.rotated import rotated
-from caddie.pack.quantize.rows import _pack, _quantile, _unpack, half
+from caddie.pack.quantize.rows import _pack, _unpack, half
+from caddie.pack.quantize.scales import _quantile
 
 few = settings(quick, max_examples=12)
 
