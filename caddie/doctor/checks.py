@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from caddie.doctor.estimates import Estimate, Expected
 from caddie.doctor.gpus import Accelerators, Gpu
 from caddie.doctor.host import Activity, Disk, Process, orphans
-from caddie.doctor.pace import STEPS, Estimate, Expected, Pace
+from caddie.doctor.pace import STEPS, Pace
 from caddie.errors import count
 from caddie.runtime.memory import GIB, Memory
 

@@ -15,8 +15,8 @@ import torch
 from caddie.board.folders import Folders
 from caddie.doctor import checks, gpus, host, pace
 from caddie.doctor.checks import Finding, OpenRun
+from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
-from caddie.doctor.pace import Estimate, Expected, Pace, estimate, expected
 from caddie.errors import count
 from caddie.pack.fit import FillCap
 from caddie.report.tables import one_line, printable, table
@@ -94,7 +94,7 @@ class Examination:
     processes: int
     machine: Machine
     findings: list[Finding]
-    pace: Pace | None
+    pace: pace.Pace | None
     """None if it was not or could not be measured."""
     expected: Expected | None
     estimate: Estimate | None
@@ -202,7 +202,7 @@ def examine(
     found = _check(machine, activity, variables, recipe.parameters, world, short)
     if activity is not None and runs is not None:
         found += checks.check_runs(runs)
-    timed: Pace | str | None = None
+    timed: pace.Pace | str | None = None
     if not quick and not short:
         progress.note(f"timing {pace.STEPS} steps of {name}")
         working: list[gpus.Gpu] = []  # the GPUs at work: only then heat lowers their clocks
@@ -214,7 +214,7 @@ def examine(
         timed = pace.measured(name, settings, parts, world, look)
         found += [finding for finding in checks.check_clocks(working) if finding not in found]
     known = expected(machine.device, recipe)
-    measured = timed if isinstance(timed, Pace) else None
+    measured = timed if isinstance(timed, pace.Pace) else None
     rates = measured.seconds_per_token if measured else ((0.0, 1 / known.tokens_per_second),) if known else None
     coming = None if isinstance(timed, str) else estimate(recipe.train, world, rates)
     found += checks.check_pace(timed, known, coming, machine.device) + unknown

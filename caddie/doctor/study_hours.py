@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from caddie.data.corpus import Corpus
-from caddie.doctor import pace
+from caddie.doctor import estimates, pace
 from caddie.errors import count
 from caddie.lab.job import Run
 from caddie.lab.modelled import flops_per_step
@@ -119,7 +119,7 @@ def _seconds_per_flop(recipe: Recipe) -> float:
     began, cores = time.perf_counter(), time.process_time()
     found = pace.measure(recipe, 1)
     share = (time.process_time() - cores) / (time.perf_counter() - began)
-    expected = pace.estimate(recipe.train.but(seconds=None, steps=1000), 1, found.seconds_per_token)
+    expected = estimates.estimate(recipe.train.but(seconds=None, steps=1000), 1, found.seconds_per_token)
     assert expected is not None
     seconds = expected.seconds or 0.0
     return share * seconds / expected.steps / flops_per_step(recipe)

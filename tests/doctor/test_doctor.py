@@ -23,12 +23,13 @@ from conftest import call
 
 from caddie.cli import app
 from caddie.config.schedules import PiecewiseConstant
-from caddie.doctor import checks, examination, gpus, host, pace
+from caddie.doctor import checks, estimates, examination, gpus, host, pace
 from caddie.doctor.checks import Finding, OpenRun
+from caddie.doctor.estimates import REFERENCES, Estimate, estimate, expected
 from caddie.doctor.examination import call_within
 from caddie.doctor.gpus import Accelerators, driver_gpus
 from caddie.doctor.host import Activity, Disk, Process
-from caddie.doctor.pace import REFERENCES, Estimate, Expected, Pace, estimate, expected
+from caddie.doctor.pace import Pace
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT
 from caddie.model.flops import flops_per_token
@@ -625,8 +626,8 @@ PACE = Pace(((0.0, 1e-4),), 20, 3.0, "cpu, 1 thread", "bfloat16", 1, "SDPA", GIB
 def test_what_a_measurement_says() -> None:
     rule, reference = checks.check_pace, REFERENCES[0]
 
-    def known(rate: float, scaled: bool = False) -> Expected:
-        return Expected(rate, reference, scaled)
+    def known(rate: float, scaled: bool = False) -> estimates.Expected:
+        return estimates.Expected(rate, reference, scaled)
 
     many = Estimate(300, 1, 60.0)
     assert levels(rule(PACE, known(10_000), many, "x")) == ["ok"]
