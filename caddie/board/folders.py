@@ -16,8 +16,9 @@ from typing import Any
 
 from caddie.files import reason
 from caddie.lab.background import read_state
-from caddie.report.read import Log, known_number, pick, read_object, read_regular, run_settings, verified
+from caddie.report.read import Log, known_number, pick, read_object, read_regular, run_settings
 from caddie.report.run_files import DRIVER, ERROR, LOG, RECIPE, REPORT, RESULT, TASK, WEIGHTS
+from caddie.report.verification import verified
 from caddie.run.run_lock import Holder, holder
 
 DEPTH = 4

@@ -19,10 +19,11 @@ from caddie.lab.measured import listed
 from caddie.lab.stats import LEVEL, MOST_SEEDS, POWER, mean, seeds_needed, welch
 from caddie.lab.verdicts import Documents, measure
 from caddie.report.documents import Figures, run_documents
-from caddie.report.read import read_scored_result, result_errors, training_notes, verified
+from caddie.report.read import read_scored_result, result_errors, training_notes
 from caddie.report.run_files import ARTIFACT, RESULT
 from caddie.report.tables import crop, number, printable, table
 from caddie.report.units import Unit, convert
+from caddie.report.verification import verified
 from caddie.run.run_folder import check_artifact
 
 _COMMON = {
@@ -50,7 +51,7 @@ class ScoredRun:
     sha256: Mapping[str, str]
     under_cap: bool
     verified: str | None
-    """Its verification in a word or two, as `report.read` has them."""
+    """Its verification in a word or two, as `report.verification` has them."""
     surroundings: Mapping[str, str]
     notes: tuple[str, ...]
     """Sentences on what sets its training apart."""

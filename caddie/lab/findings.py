@@ -18,7 +18,7 @@ from caddie.lab.measured import Groups, Row, costs, how_measured, run_money, run
 from caddie.lab.swept import swept
 from caddie.lab.verdicts import LEVEL, Documents, Word, judge_pairs
 from caddie.report.charts import is_finite, smooth
-from caddie.report.read import passed
+from caddie.report.verification import passed
 
 POINTS = 60
 """Points of a curve that is the mean over seeds."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from caddie.config import show
 from caddie.files import replacing
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
-from caddie.report.read import pick, read_scored_result, read_steps, result_errors, training_notes, verified
+from caddie.report.read import pick, read_scored_result, read_steps, result_errors, training_notes
 from caddie.report.run_files import LOG, REPORT, RESULT
-from caddie.report.tables import PARTS
+from caddie.report.verification import verified
 
 if TYPE_CHECKING:
     from jinja2 import Template

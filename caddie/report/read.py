@@ -1,4 +1,4 @@
-"""Read what stands in a run folder: `result.json`, `log.jsonl` and smaller JSON files; tell how a run was verified.
+"""Read what stands in a run folder: `result.json`, `log.jsonl` and smaller JSON files.
 
 A folder may be of another version, edited by someone, or still written to, so nothing here trusts its content.
 """
@@ -29,8 +29,6 @@ LARGEST_BYTES = 1 << 24
 """Most bytes of a JSON file, and of a log at one reading, that `read_object` and `Log` take."""
 POINTS = 500
 """Most points of the curve of a `Log`."""
-OUTCOMES: Mapping[bool | None, str] = {True: "pass", False: "FAIL", None: "inconclusive"}
-"""Outcome of a check to the word for it."""
 _LABELS = ("kind", "name", "why", "base", "public")
 """Fields of a recipe that are no settings."""
 _LARGEST_NUMBER = 1e30
@@ -161,39 +159,6 @@ def busy_machine(result: Mapping[str, Any]) -> str | None:
         return None
     took = f", and most steps took {quick:.2g} to {slow:.2g} s" if ranged else ""
     return f"The machine was busy: training got {share:.0%} of its threads' time{took}."
-
-
-def passed(outcomes: Iterable[object]) -> bool | None:
-    """Return False if any outcome is False, None if any is no boolean or there are none, else True."""
-    found = {outcome if isinstance(outcome, bool) else None for outcome in outcomes}
-    return False if False in found else True if found == {True} else None
-
-
-def verified(result: Mapping[str, Any]) -> str | None:
-    """Return a result's verification in a word or two: yes, no, inconclusive or not probed; None if it states none.
-
-    The result may be of another version, or edited by someone.
-    """
-    if "verified" not in result:
-        return None
-    if isinstance(result["verified"], bool):
-        return "yes" if result["verified"] else "no"
-    checks = result.get("checks")
-    undecided = isinstance(checks, list) and any(pick(check, "passed") is None for check in checks)
-    return "inconclusive" if undecided else "not probed"
-
-
-def describe_checks(result: Mapping[str, Any]) -> str:
-    """Return the outcome of a result's checks in one line, with the names of those that did not pass."""
-    checks = result["checks"]
-    named = {
-        word: ", ".join(check["name"] for check in checks if check["passed"] is outcome)
-        for outcome, word in ((False, "failed"), (None, "inconclusive"))
-    }
-    said = [f"{word}: {names}" for word, names in named.items() if names]
-    if verified(result) == "not probed":
-        said.append("not verified: the probes could not be run in a sandbox")
-    return "; ".join(said) or f"all {len(checks)} passed"
 
 
 def parse_events(lines: Iterable[Any], parse: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from caddie.errors import count
 from caddie.report.charts import is_finite
-from caddie.report.read import describe_checks, pick, training_notes, verified
+from caddie.report.read import pick, training_notes
+from caddie.report.verification import describe_checks, verified
 
 WIDTH = 79
 """Most columns of everything printed here; a narrower terminal has less."""

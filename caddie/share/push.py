@@ -11,9 +11,10 @@ from caddie.config.userfile import read_stated
 from caddie.data.hub import ABSENT, hub_library
 from caddie.errors import UserError
 from caddie.files import reason
-from caddie.report.read import describe_checks, final_score, pick, read_regular, result_errors
+from caddie.report.read import final_score, pick, read_regular, result_errors
 from caddie.report.run_files import ARTIFACT, PARTS, RECIPE, REPORT, RESULT
 from caddie.report.tables import markdown_table
+from caddie.report.verification import describe_checks
 from caddie.run.run_folder import read_finished
 from caddie.share.pull import split_place
 

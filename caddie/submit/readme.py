@@ -6,8 +6,8 @@ from typing import Any
 from caddie.config import show
 from caddie.errors import count
 from caddie.recipes.catalog import find_shipped
-from caddie.report.read import verified
 from caddie.report.tables import markdown_table
+from caddie.report.verification import verified
 from caddie.run.contest_sets import identify
 from caddie.run.policy import CONTEST_2026
 from caddie.submit.against import Base

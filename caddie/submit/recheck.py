@@ -7,9 +7,10 @@ from typing import Any
 from caddie.config import show
 from caddie.errors import UserError
 from caddie.pack.artifact import Artifact, load
-from caddie.report.read import file_scores, passed, pick, read_steps
+from caddie.report.read import file_scores, pick, read_steps
 from caddie.report.run_files import ARTIFACT, LOG, RECIPE, RESULT
 from caddie.report.units import bits_per_byte, nats_per_byte, nats_per_token
+from caddie.report.verification import passed
 from caddie.run.policy import apply_policies
 from caddie.run.run import score_in_new_process
 from caddie.runtime.distributed import local_device

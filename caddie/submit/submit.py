@@ -14,8 +14,9 @@ from caddie.files import check_new_folder, making
 from caddie.lab.compare import read_group
 from caddie.pack.artifact import load, load_tokenizer
 from caddie.pack.source_bundle import TRAINING, script, source_needed
-from caddie.report.read import passed, result_errors
+from caddie.report.read import result_errors
 from caddie.report.run_files import ARTIFACT, RESULT
+from caddie.report.verification import passed
 from caddie.run.policy import CONTEST_2026
 from caddie.runtime.progress import SILENT, Progress
 from caddie.submit.against import JSON, compare_with

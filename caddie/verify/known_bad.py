@@ -13,7 +13,7 @@ import numpy as np
 from caddie.data.corpus import document_hash
 from caddie.data.tokenizers import Ids
 from caddie.errors import UserError, suggest
-from caddie.report.read import OUTCOMES
+from caddie.report.verification import OUTCOMES
 from caddie.verify import cheats
 from caddie.verify.black_box import BlackBoxScorer, Floats
 from caddie.verify.cheats import Cheat

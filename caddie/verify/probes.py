@@ -13,7 +13,7 @@ import numpy as np
 
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
-from caddie.report.read import OUTCOMES
+from caddie.report.verification import OUTCOMES
 from caddie.runtime.progress import SILENT, Event, Progress
 from caddie.verify.changes import GAIN, must_not_change, percent, undecided
 from caddie.verify.probe_case import ProbeCase

@@ -19,7 +19,7 @@ from caddie.errors import UserError
 from caddie.files import absolute
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import Artifact, load
-from caddie.report.read import passed
+from caddie.report.verification import passed
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, JsonLines, Progress, json_line, relay
 from caddie.score import Scoring, check_windows

@@ -12,8 +12,8 @@ from run_folder import make_result, write_run
 from caddie.board.folders import RunFolder
 from caddie.lab.compare import _notes, read
 from caddie.report.page import write_report
-from caddie.report.read import describe_checks, passed, verified
 from caddie.report.tables import result_table
+from caddie.report.verification import describe_checks, passed, verified
 from caddie.share.push import card_text
 from caddie.verify import Verdict
 from caddie.verify.probes import Check
