@@ -30,9 +30,9 @@ import torch
 
 from caddie.model.parameters import Constant, Part
 from caddie.pack import container
-from caddie.pack.artifact import LENGTH_BYTES, PREFIX, decompress
 from caddie.pack.coding import EncodeJob, Packed, ProcessPool, Smallest
 from caddie.pack.container import Section
+from caddie.pack.decompress import LENGTH_BYTES, PREFIX, decompress
 from caddie.pack.quantize import Trellis, Waterfilling, WaterfillingSteps
 from caddie.recipes.catalog import find
 from caddie.report.tables import table

@@ -28,11 +28,12 @@ from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Model
 from caddie.model.parameters import Constant, Part
 from caddie.pack import container
-from caddie.pack.artifact import decompress, load
+from caddie.pack.artifact import load
 from caddie.pack.calibrate import calibrate
 from caddie.pack.codecs import Brotli
 from caddie.pack.compress import Pack, compress, pack
 from caddie.pack.container import Section
+from caddie.pack.decompress import decompress
 from caddie.pack.quantize import Calibration
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe

@@ -9,9 +9,8 @@ import click
 
 from caddie.cli.options import FILE, TRACKERS, load_artifact, options, path_argument, tell
 from caddie.errors import UserError, count
-from caddie.lab.executors import when_input_ends
 from caddie.report.display import Display
-from caddie.runtime.interrupt import ends_on_interrupt
+from caddie.runtime.interrupt import ends_on_interrupt, when_input_ends
 
 _LACKING = {
     "three_seeds": "three seeds",

@@ -9,8 +9,9 @@ from typing import Literal
 
 from caddie.doctor.estimates import Estimate, Expected
 from caddie.doctor.gpus import Accelerators, Gpu
-from caddie.doctor.host import Activity, Disk, Process, orphans
+from caddie.doctor.host import Disk
 from caddie.doctor.pace import STEPS, Pace
+from caddie.doctor.processes import Activity, Process, orphans
 from caddie.errors import count
 from caddie.runtime.memory import GIB, Memory
 

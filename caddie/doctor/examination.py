@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from caddie.board.folders import Folders
-from caddie.doctor import checks, gpus, host, pace
+from caddie.doctor import checks, gpus, host, pace, processes
 from caddie.doctor.checks import Finding, OpenRun
 from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
@@ -183,7 +183,7 @@ def examine(
         return value
 
     variables = host.environment()
-    activity = ask("other processes", host.activity)  # before this process works itself
+    activity = ask("other processes", processes.activity)  # before this process works itself
     driver = ask("GPUs of the driver", gpus.driver_gpus)  # before this process holds memory of one
     machine = Machine(
         processor=ask("processor", host.processor),
@@ -257,11 +257,11 @@ def call_within(seconds: float, function: Callable[[], T]) -> tuple[T | None, st
     return answers[0] if answers else (None, f"no answer within {seconds:g} seconds")
 
 
-def open_runs(root: Path, activity: host.Activity | None) -> list[OpenRun]:
+def open_runs(root: Path, activity: processes.Activity | None) -> list[OpenRun]:
     """Return the runs below a folder that have no result, and the processes at work in each."""
     others = activity.processes if activity else ()
     return [
-        OpenRun(root / row["name"], row["state"] == "stale", tuple(host.working_in(root / row["name"], others)))
+        OpenRun(root / row["name"], row["state"] == "stale", tuple(processes.working_in(root / row["name"], others)))
         for row in (Folders(root).rows()["runs"] if root.is_dir() else ())
         if row["state"] in ("running", "stale")
     ]
@@ -269,7 +269,7 @@ def open_runs(root: Path, activity: host.Activity | None) -> list[OpenRun]:
 
 def _check(
     machine: Machine,
-    activity: host.Activity | None,
+    activity: processes.Activity | None,
     variables: dict[str, str],
     parameters: int,
     world: int,

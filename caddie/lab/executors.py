@@ -8,9 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +17,7 @@ from typing import Protocol
 from caddie.errors import UserError
 from caddie.report.run_files import OUTPUT
 from caddie.runtime.child_process import child_environment
-from caddie.runtime.interrupt import SIGKILL
+from caddie.runtime.interrupt import SIGKILL, when_input_ends
 
 GRACE_SECONDS = 20.0
 """Seconds that a run has to write its checkpoint when it must stop."""
@@ -173,18 +172,6 @@ def end_with_parent() -> None:
         os._exit(1)
 
     when_input_ends(end)
-
-
-def when_input_ends(act: Callable[[], object]) -> None:
-    """Call `act`, in a thread, when the process at the other end of standard input closes it or is gone."""
-
-    def wait() -> None:
-        with suppress(OSError):
-            while os.read(0, 1):
-                continue
-        act()
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def why_it_died(status: int | None) -> str | None:

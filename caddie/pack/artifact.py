@@ -3,24 +3,23 @@
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from caddie.config import Config, coerce
 from caddie.config.userfile import UserFile, read_stated, supply, user_files
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.errors import UserError
 from caddie.model import GPT, Model
-from caddie.model.parameters import assign, draw_constants
+from caddie.model.parameters import draw_constants
 from caddie.pack import container
 from caddie.pack.codecs import Brotli
-from caddie.pack.coding import DecodeJob, ProcessPool
 from caddie.pack.container import Section
+from caddie.pack.decompress import PREFIX, decompress
 from caddie.pack.quantize import Quantizer
 from caddie.runtime.memory import keep_freed_memory
 from caddie.score import Scoring, check_windows
@@ -30,11 +29,6 @@ PARTS = "parts"
 CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
 SOURCE = "source"
 """Section with the source that scores the artifact, if it carries that; `load` never looks into it."""
-PREFIX = "weights/"
-"""Prefix of the names of sections with weights; the parameter's name follows."""
-LENGTH_BYTES = 4
-"""Bytes of the little-endian length before each array of a section."""
-_UNFIT = "the artifact's weights do not fit its model"
 # Limits for untrusted files. A trained model compresses 16-fold at the very most; a decompression bomb, a thousandfold.
 _RATIO, _SMALLEST_BOMB = 16, 64 << 20
 _RULES, _EXCEPTIONS = 256, 1 << 16
@@ -173,41 +167,6 @@ def load(
     model = model.to(device)
     seconds = time.perf_counter() - begin
     return Artifact(path, contents.sha256, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds, files)
-
-
-def decompress(model: nn.Module, rules: Mapping[str, Quantizer], sections: Mapping[str, bytes]) -> dict[str, Tensor]:
-    """Return the weights that `compress` stored, float32; `UserError` for missing, extra or wrongly sized sections."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    stored = {name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX)}
-    if stored != set(shapes):
-        odd = sorted(stored ^ set(shapes))[0]
-        raise UserError(f"{_UNFIT}: {odd} is {'missing' if odd in shapes else 'unknown'}")
-    chosen = assign(rules, model, "quantizers")
-    streams, spare = list[DecodeJob](), {}
-    for name, quantizer in chosen.items():
-        data = sections[PREFIX + name]
-        for key, (dtype, shape) in quantizer.layout(shapes[name]).items():
-            length, data = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
-            if length > len(data):
-                raise UserError(f"{_UNFIT}: {name} ends within its {key}")
-            streams.append(DecodeJob(data[:length], dtype, shape))
-            data = data[length:]
-        spare[name] = len(data)
-    weights = {}
-    with ProcessPool(torch.get_num_threads()) as pool, closing(pool.decode(streams)) as decoded:
-        for name, quantizer in chosen.items():
-            arrays = {}
-            for key in quantizer.layout(shapes[name]):
-                try:
-                    arrays[key] = next(decoded)
-                except UserError as error:
-                    raise UserError(f"the {key} of the artifact's {name}: {error}") from None
-            if spare[name]:
-                raise UserError(f"{_UNFIT}: {name} has {spare[name]:,} bytes too many")
-            weights[name] = quantizer.dequantize(arrays, shapes[name])
-            if not bool(torch.isfinite(weights[name]).all()):
-                raise UserError(f"the artifact's {name} has values that are not finite")
-    return weights
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -6,10 +6,10 @@ from itertools import count
 
 from torch import Tensor
 
-from caddie.pack.artifact import LENGTH_BYTES, PREFIX
 from caddie.pack.calibrate import predicted_loss
 from caddie.pack.coding import ArrayCodec, EncodeJob, ProcessPool
 from caddie.pack.container import Section
+from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.quantize import Arrays, Calibration, Quantizer
 from caddie.runtime.progress import SILENT, Progress
 

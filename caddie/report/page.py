@@ -22,6 +22,7 @@ from caddie.files import replacing
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
 from caddie.report.read import pick, read_scored_result, read_steps, result_errors, training_notes
 from caddie.report.run_files import LOG, REPORT, RESULT
+from caddie.report.tables import PARTS
 from caddie.report.verification import verified
 
 if TYPE_CHECKING:

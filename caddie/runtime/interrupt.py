@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that are heard within a second, even inside a library's long call."""
+"""Ctrl-C, SIGTERM and the end of a parent process, heard within a second even inside a library's long call."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -77,3 +77,15 @@ def _watch(heard: socket.socket, ended: threading.Event, message: str) -> None:
                 said = message or MESSAGES[signal.Signals(number[0])]
                 os.write(2, f"{show_cursor}caddie: {said}\n".encode())
             os._exit(128 + number[0])
+
+
+def when_input_ends(act: Callable[[], object]) -> None:
+    """Call `act`, in a thread, when the process at the other end of standard input closes it or is gone."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 1):
+                continue
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -15,11 +15,11 @@ from torch import Tensor
 from caddie.config.schedules import TrainProgress
 from caddie.model import GPT
 from caddie.model.parameters import assign, declarations
-from caddie.pack.artifact import LENGTH_BYTES, PREFIX
 from caddie.pack.calibrate import as_matrix
 from caddie.pack.candidates import Candidate, Candidates, StoredWeight
 from caddie.pack.compress import Dequantizers, Pack
 from caddie.pack.container import Section
+from caddie.pack.decompress import LENGTH_BYTES, PREFIX
 from caddie.pack.fit import FillCap, PruneOnes
 from caddie.pack.quantize import Arrays, Quantizer, WaterfillingSteps
 from caddie.pack.quantize.quantizer import as_rows

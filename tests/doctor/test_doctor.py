@@ -23,13 +23,14 @@ from conftest import call
 
 from caddie.cli import app
 from caddie.config.schedules import PiecewiseConstant
-from caddie.doctor import checks, estimates, examination, gpus, host, pace
+from caddie.doctor import checks, estimates, examination, gpus, host, pace, processes
 from caddie.doctor.checks import Finding, OpenRun
 from caddie.doctor.estimates import REFERENCES, Estimate, estimate, expected
 from caddie.doctor.examination import call_within
 from caddie.doctor.gpus import Accelerators, driver_gpus
-from caddie.doctor.host import Activity, Disk, Process
+from caddie.doctor.host import Disk
 from caddie.doctor.pace import Pace
+from caddie.doctor.processes import Activity, Process
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT
 from caddie.model.flops import flops_per_token
@@ -180,8 +181,8 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Activity]:
         monkeypatch.setattr(psutil, "process_iter", process_iter)
         monkeypatch.setattr(psutil, "cpu_percent", cpu_percent)
         monkeypatch.setattr(psutil, "Process", lambda: this)
-        monkeypatch.setattr(host, "allowed_cores", lambda: {0, 1})
-        found = host.activity(2.0)
+        monkeypatch.setattr(processes, "allowed_cores", lambda: {0, 1})
+        found = processes.activity(2.0)
         assert calls[:2] == [["cpu_percent"], 2.0]
         assert len(calls) == 3
         assert "cpu_percent" in calls[2]
@@ -225,14 +226,14 @@ def test_what_may_not_be_seen_of_a_process_does_not_stop(look: Callable[..., Act
 def test_who_waits_for_a_core_is_not_idle(look: Callable[..., Activity]) -> None:
     command = ["/v/bin/python", "-m", "caddie", "run", "tiny"]
     found = look({20: ("waits for a core", 1, 0.0, command), 21: ("sleeps", 1, 0.0, command)})
-    assert [process.pid for process in host.orphans(found.processes)] == [21]
+    assert [process.pid for process in processes.orphans(found.processes)] == [21]
 
 
 def test_a_process_at_work_is_seen_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])  # so that a child counts as a stranger
     with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as busy:
         try:
-            (found,) = [process for process in host.activity().processes if process.pid == busy.pid]
+            (found,) = [process for process in processes.activity().processes if process.pid == busy.pid]
         finally:
             busy.kill()
     assert 0 < found.cores < 1.5
@@ -281,8 +282,8 @@ def test_what_is_left_over_is_idle_and_orphaned() -> None:
     orphan, waits, works = ours(30, 1), ours(40, 1), ours(41, 40, 0.9)
     has_parent, other = ours(50, 7), Process(60, 1, 0.0, ("sleep", "9"), "sleep")
     everybody = [orphan, waits, works, has_parent, other]
-    assert host.orphans(everybody) == [orphan]
-    assert host.orphans([waits, ours(41, 40)]) == [], "a busy machine gives low priorities nothing for seconds"
+    assert processes.orphans(everybody) == [orphan]
+    assert processes.orphans([waits, ours(41, 40)]) == [], "a busy machine gives low priorities nothing for seconds"
     found = checks.check_cores(Activity(tuple(everybody), 8.0), 8, 1)
     assert [(one.level, one.fix) for one in found][-1] == ("warning", "kill 30")
 
@@ -295,7 +296,7 @@ def test_this_process_and_all_that_descend_from_it_are_no_others() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         (grandchild,) = psutil.Process(child.pid).children()
-        others = {process.pid for process in host.activity().processes}
+        others = {process.pid for process in processes.activity().processes}
         assert grandchild.is_running()
         child.communicate()
     assert others
@@ -763,7 +764,7 @@ def test_the_process_that_measures_is_watched_and_ended(monkeypatch: pytest.Monk
 def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine of two cores on which nothing is wrong, and a measurement that takes no time."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(host, "activity", lambda: Activity((), 2.0))
+    monkeypatch.setattr(processes, "activity", lambda: Activity((), 2.0))
     monkeypatch.setattr(gpus, "driver_gpus", lambda: None)
     monkeypatch.setattr(host, "processor", lambda: host.Processor("AMD EPYC", 2, ("avx2",)))
     monkeypatch.setattr(host, "environment", dict)
@@ -814,7 +815,7 @@ def test_what_is_not_known_is_said_and_does_not_stop(monkeypatch: pytest.MonkeyP
         raise OSError("stale file handle")
 
     for module, name in (
-        (host, "activity"),
+        (processes, "activity"),
         (gpus, "driver_gpus"),
         (host, "processor"),
         (host, "disk"),

@@ -13,12 +13,12 @@ from torch import Tensor
 from caddie.errors import UserError
 from caddie.model import GPT, build
 from caddie.pack import container
-from caddie.pack.artifact import PREFIX, decompress
 from caddie.pack.calibrate import calibrate
 from caddie.pack.codecs import Stored, Zlib
 from caddie.pack.coding import EntropyModel, Packed
 from caddie.pack.compress import Compressed, Correction, Dequantizers, Pack, compress
 from caddie.pack.container import Section
+from caddie.pack.decompress import PREFIX, decompress
 from caddie.pack.fit import CLOSE
 from caddie.pack.quantize import (
     Binary,
