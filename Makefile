@@ -20,13 +20,13 @@ demo: $(PROGRAM)
 	$(VENV)/bin/caddie run tiny 'score.tilt=NGramTilt(order=6, boost=3.5)' --out runs/demo
 	@printf 'page    ' && $(VENV)/bin/caddie export runs/demo --to html
 
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: $(TESTS)
 	$(PYTEST) -n logical --maxprocesses 4
 
 test-long: $(CHECKS)
-	$(PYTEST) -m "long and not slow" --cov --cov-report=
+	$(PYTEST) -n 2 -m "long and not slow" --cov --cov-report=
 	@echo "coverage by the long tests, least first; what they start in other processes is not counted"
 	@$(VENV)/bin/python -m coverage report | sed -n '1,17p; /^TOTAL/p'
 
@@ -38,7 +38,7 @@ fuzz: $(TESTS)
 
 # Kills at N random moments, and every fault of docs/reliability.md; of a run every write is refused once where N >= 100.
 faults: $(CHECKS)
-	$(PYTEST) -m long tests/faults --kills $(or $(N),100)
+	$(PYTEST) -n 2 -m long tests/faults --kills $(or $(N),100)
 
 lint: $(CHECKS)
 	$(VENV)/bin/ruff check .

@@ -161,6 +161,8 @@ def expanded(path: str | Path) -> Path:
 
 def check_new_file(path: Path, option: str = "--out") -> None:
     """Raise `UserError` if no new file can be made at `path`, which `option` names: before the work, not after it."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file with {option}")
     if os.path.lexists(path):
         raise UserError(f"{path} exists; name another file with {option} or remove it")
     if not path.absolute().parent.is_dir():

@@ -102,6 +102,7 @@ def verify(
         evidence = "result.json beside it is of another file, so its figures say nothing of this one"
         verdict = replace(verdict, checks=(Check("file of the result", False, evidence), *verdict.checks))
     lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
+    lines.append(f"{sum(bool(check.passed) for check in verdict.checks)} of {len(verdict.checks)} checks passed")
     if verdict.caught:
         words = {"pass": "caught", "FAIL": "NOT CAUGHT"}
         rows = [[bad.name, words.get(bad.outcome, "idle"), f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
@@ -214,7 +215,7 @@ def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json
 @options("parts", "json", "quiet")
 @ends_on_interrupt
 def decompress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> None:
-    """Decompress FILE."""
+    """Decompress FILE with the ARTIFACT that it was compressed with."""
     if out is None and file.suffix != ENDING:
         raise UserError(f"{file} does not end in {ENDING}; name the file to write with --out")
     target = out or file.with_suffix("")

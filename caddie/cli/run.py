@@ -230,10 +230,9 @@ def pack(
 ) -> None:
     """Quantize and pack the weights of the run folder RUN.
 
-    Settings are cap=N, the bytes that the file may have (under a policy with the code that counts), and
-    pack.PATH=VALUE. With any setting, the run's own artifact is kept, and the new file is RUN/artifact-N.caddie.
-    With other settings its name also gets a short hash of them; --out names another file. --compare takes several
-    cap=N.
+    Settings are cap=N and pack.PATH=VALUE. N bounds the bytes of the file, and under a policy those of the code that
+    counts with it. With any setting, the run's own artifact is kept, and the new file is RUN/artifact-N.caddie;
+    settings beside cap=N add a short hash to that name. --out names another file. --compare takes several cap=N.
     """
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from caddie.config.schedules import TrainProgress, value_at
 from caddie.data.loaders import Batch, TrainingData, hold_out
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.model import GPT
 from caddie.report.run_files import CHECKPOINT, WEIGHTS
 from caddie.runtime.cpu_share import CpuShare
@@ -123,7 +123,7 @@ def train(
         run = TimedRun(trainer, folder / CHECKPOINT, identity, log, *measured, data.bos)
         run.restore()
         if run.at.progress >= 1.0:
-            log.note(f"training is done, at step {run.at.step:,}")
+            log.note(f"training was done before: {count(run.at.step, 'step')}")
             run.forecast.forecaster = None  # the log has the last forecast, and its gradients are gone
         compiled, recorded = trainer.compiled, trainer.recordings is not None
         chosen = {**execution._asdict(), "compiled": compiled, "cuda_graphs": recorded}

@@ -137,7 +137,7 @@ def test_the_cpu_share_is_that_of_all_of_an_interrupted_run(tmp_path: Path, monk
     assert 0.25 < share < 1.0
     again = Recorder(lambda event: None)
     assert go(tmp_path, progress=again).cpu_share == pytest.approx(share, abs=0.2), "it was done before"
-    assert "training is done, at step 8" in again.notes
+    assert "training was done before: 8 steps" in again.notes
 
 
 @pytest.mark.parametrize("saving", [False, True])

@@ -234,7 +234,9 @@ def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
     assert note.startswith("the artifact would be over the cap by about")
     assert "pack.quantizers" in note
     _, again = go(tmp_path / "a", settings)
-    assert [event["text"] for event in again] == ["training is done, at step 10"], "no forecast without its gradients"
+    assert [event["text"] for event in again] == ["training was done before: 10 steps"], (
+        "no forecast without its gradients"
+    )
     without, nothing = go(tmp_path / "b", None)
     assert not nothing
     assert all(torch.equal(without.last[name], trained.last[name]) for name in without.last)

@@ -57,6 +57,7 @@ def test_what_will_not_fit_is_refused_before_training(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"scoring needs about .* GiB free; score\.ttt\.documents=\d+ needs about"):
         check_stages(SMALL, Pack(), large, 0, Ranks())
     monkeypatch.setattr(stage_memory, "free_bytes", lambda device, processes=1: GIB // 64)
+    monkeypatch.chdir(tmp_path)  # where the corpus of a text goes
     with pytest.raises(UserError, match=r"packing needs about .*; take a smaller model, or NAME_mini in place of NAME"):
         run(find("tiny"), str(write_text(tmp_path / "text.txt")), folder=tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.caddie"))

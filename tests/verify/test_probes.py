@@ -708,7 +708,11 @@ def test_what_too_little_was_tried_for_is_no_pass(
     monkeypatch.setattr("caddie.verify.verify", lambda *given, **settings: verdict)
     ended = caddie("verify", tiny_run.artifact)
     assert ended.status == 0, ended.err
-    assert ended.out.splitlines() == ["pass  first: seen", "inconclusive  second: little was seen"]
+    assert ended.out.splitlines() == [
+        "pass  first: seen",
+        "inconclusive  second: little was seen",
+        "1 of 2 checks passed",
+    ]
     facts = json.loads(caddie("verify", tiny_run.artifact, "--json").out)
     assert (facts["passed"], [check["passed"] for check in facts["checks"]]) == (None, [True, None])
 
