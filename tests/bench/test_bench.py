@@ -525,6 +525,7 @@ def test_kernels_and_backends_are_held_against_their_references(monkeypatch: pyt
     assert broken["why"].startswith("RuntimeError: ")
 
 
+@pytest.mark.long
 def test_float8_is_held_against_its_reference_and_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float8, "SHAPES", {"a layer": (1, 1, 1)})
     (row,) = float8.float8_products(toy=True)

@@ -23,6 +23,7 @@ def test_the_list_of_files_is_fresh() -> None:
         assert f"- `{name}`: " in page
 
 
+@pytest.mark.long
 def test_every_folder_is_drawn_with_its_purpose_and_the_arrows_point_down() -> None:
     svg = drawing.draw_folders()
     names, found, purposes = drawing.order(), drawing.imports(), drawing.purposes(drawing.order())
@@ -35,6 +36,7 @@ def test_every_folder_is_drawn_with_its_purpose_and_the_arrows_point_down() -> N
     assert all(int(begin) < int(end) for begin, end in arrows)
 
 
+@pytest.mark.long
 def test_cards_do_not_overlap_and_stay_within_the_picture() -> None:
     cards = re.findall(r'<rect class="box[^"]*" x="(\d+)" y="(\d+)" width="(\d+)"', drawing.draw_folders())
     rows: dict[str, list[tuple[int, int]]] = {}

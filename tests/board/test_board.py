@@ -548,6 +548,7 @@ def test_what_is_wrong_is_one_line(served: Board, tmp_path: Path) -> None:
         assert "\n" not in str(ended.exception)
 
 
+@pytest.mark.long
 def test_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     write(tmp_path / "a", recipe=recipe())
     program = "from caddie.cli.lab import board\nfrom caddie.cli.exits import end\n"

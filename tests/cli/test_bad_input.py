@@ -754,6 +754,7 @@ def test_a_process_of_its_own_does_the_same(case: Case, bench: Bench) -> None:
     check(Streams(done.returncode, done.stdout, done.stderr), case.says, case.status)
 
 
+@pytest.mark.long
 def test_a_run_over_the_cap_ends_in_status_1_and_the_ledger(
     bench: Bench,
     caddie: Call,

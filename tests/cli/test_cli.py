@@ -245,6 +245,7 @@ def test_pack_at_another_cap_keeps_the_artifact_that_was_scored(copy: Path, cadd
     assert (path.read_bytes(), len(list(copy.glob("artifact-4500-*.caddie")))) == (kept, 2), "one for each setting"
 
 
+@pytest.mark.long
 def test_a_policy_s_cap_counts_the_code(copy: Path, unprobed: None, caddie: Call) -> None:
     quick = ("pack.fit=FillCap", "pack.coding=Packed(codec=Zlib)", "pack.policy=contest-2026")
     source = json.loads((copy / "result.json").read_text())["source"]
@@ -378,6 +379,7 @@ def test_diff_takes_two_recipes_and_settings(caddie: Call) -> None:
     assert alone["diff"]["model.depth"] == 6
 
 
+@pytest.mark.long
 def test_a_recipe_whose_file_has_an_equals_sign_is_no_setting(
     caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_the_names_are_those_of_the_recipes() -> None:
     assert sorted(names()) == sorted({**shipped(), **ALIASES})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -51,6 +52,7 @@ def test_a_line_is_completed(line: str, found: list[str]) -> None:
     assert completed(line) == found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_has_a_script_that_it_can_read(shell: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -118,6 +118,7 @@ def printed(redirection: str, stdout: int | None = None) -> tuple[int, bytes]:
     return ended.returncode, ended.stderr
 
 
+@pytest.mark.long  # processes of their own, each of which imports PyTorch
 @pytest.mark.parametrize("redirection", ["", "2>&-"])
 def test_a_reader_that_leaves_ends_it_without_a_word_and_not_as_a_failed_check(redirection: str) -> None:
     read, write = os.pipe()
@@ -126,6 +127,7 @@ def test_a_reader_that_leaves_ends_it_without_a_word_and_not_as_a_failed_check(r
     os.close(write)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("redirection", "says"),
     [

@@ -104,6 +104,7 @@ def test_the_first_shards_become_a_corpus(hub: Hub, tmp_path: Path, tokenizer: T
     assert Corpus.load(found.folder).manifest == found.manifest
 
 
+@pytest.mark.long
 def test_complete_files_are_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
     fetch(hub, tmp_path, 1)
     hub.asked.clear()

@@ -129,6 +129,7 @@ def test_prefixes_of_byte_pairs_by_hand(tokenizers: dict[str, Tokenizer]) -> Non
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer", LOSSLESS, indirect=True)
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(data=anything)

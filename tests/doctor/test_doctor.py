@@ -229,6 +229,7 @@ def test_who_waits_for_a_core_is_not_idle(look: Callable[..., Activity]) -> None
     assert [process.pid for process in processes.orphans(found.processes)] == [21]
 
 
+@pytest.mark.long
 def test_a_process_at_work_is_seen_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])  # so that a child counts as a stranger
     with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as busy:
@@ -288,6 +289,7 @@ def test_what_is_left_over_is_idle_and_orphaned() -> None:
     assert [(one.level, one.fix) for one in found][-1] == ("warning", "kill 30")
 
 
+@pytest.mark.long
 def test_this_process_and_all_that_descend_from_it_are_no_others() -> None:
     waits = "import sys; sys.stdin.read()"
     starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', '{waits}']); print(flush=True)"
@@ -909,6 +911,7 @@ def test_the_verb_takes_what_run_takes() -> None:
         assert not isinstance(ended.exception, SystemExit) or ended.exit_code == 2
 
 
+@pytest.mark.long
 def test_this_machine_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     began = time.monotonic()

@@ -66,6 +66,7 @@ def test_twice_the_steps_take_twice_the_time_and_a_clock_takes_its_own(study: St
     assert (two.steps, two.train_seconds < 1) == (5, True)
 
 
+@pytest.mark.long
 def test_the_verb_prints_an_estimate_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_study(tmp_path, {"deeper": {"model.depth": 3}}, seeds=3, steps=10)

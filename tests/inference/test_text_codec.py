@@ -151,6 +151,7 @@ def test_streams_change_the_bytes_and_not_the_text(small: Artifact) -> None:
     assert all(decompress(small, compress(small, [TEXT], streams=streams)) == TEXT for streams in sizes)
 
 
+@pytest.mark.long
 def test_measure_says_what_was_promised(small: Artifact) -> None:
     found = measure(small, [TEXT[:80], TEXT[80:200]])
     assert found.exact

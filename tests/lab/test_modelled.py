@@ -125,7 +125,8 @@ def test_the_order_of_the_data_takes_no_time() -> None:
 OTHERS = ("ngram_tilt", "parallel_muon", "vocabulary_8192", "document_attention")
 
 
-@pytest.mark.parametrize("name", ["few_layers", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["few_layers", *OTHERS])
 def test_ablations_of_twins_have_times(name: str) -> None:
     one = ablate(find(f"{name}_mini"), budget=ModelledSeconds(seconds=1))
     assert {time.source for time in one.step_times.values()} <= {"published", "FLOPs"}

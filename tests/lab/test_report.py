@@ -404,6 +404,7 @@ def test_what_is_no_sweep_has_no_picture() -> None:
         assert ("## Swept settings" in markdown(findings(study, rows))) is drawn
 
 
+@pytest.mark.long
 def test_a_crowded_sweep_is_still_a_picture() -> None:
     values = [f"{value:g}" for value in (0.0, *(1.001**index for index in range(12)))]
     labels = {f"{x}, {y}": {"x": x, "y": str(y)} for x in values for y in range(1, 8)}

@@ -505,6 +505,7 @@ def test_a_training_is_that_of_the_first_run_that_finished(
     assert [row["trained_with"] for row in others] == ["halves", "halves"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alive_once", "unprobed", "unsampled")
 def test_the_last_look_is_at_documents_that_nothing_has_seen(
     text: str, folders: dict[str, Path], tmp_path: Path
@@ -657,6 +658,7 @@ def test_a_run_gets_no_more_threads_than_the_user_allows(
     assert (tmp_path / OUTPUT).read_text().strip() == given
 
 
+@pytest.mark.long
 def test_a_job_that_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('deaf').touch(); time.sleep(600)"

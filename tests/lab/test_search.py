@@ -204,6 +204,7 @@ def test_a_sampler_finds_what_is_best(text: str, quick: None, optuna: Any) -> No
     assert len(executor.done) == len(found.rows) == 21
 
 
+@pytest.mark.long
 def test_a_search_with_impossible_trials_ends_with_all_of_its_runs(text: str, quick: None, optuna: Any) -> None:
     for trials in (6, 2):  # with fewer trials than it has made, it has nothing left to do
         progress = RecordedProgress()
@@ -273,6 +274,7 @@ def test_as_many_at_once_as_there_are_workers(text: str, quick: None, optuna: An
     assert rounds == [2, 6, 6, 2], "the base, and trials with two seeds each"
 
 
+@pytest.mark.long
 def test_what_fails_and_what_is_not_possible_counts_as_bad(text: str, quick: None, optuna: Any) -> None:
     def fails(recipe: Mapping[str, Any], seed: int) -> float | None:
         return None if setting(recipe, RATE) > 0.02 and seed == 2 else bowl(recipe, seed)
@@ -288,6 +290,7 @@ def test_what_fails_and_what_is_not_possible_counts_as_bad(text: str, quick: Non
     assert {row["state"] for row in found.rows} == {"finished", "failed"}
 
 
+@pytest.mark.long
 def test_an_artifact_over_its_cap_counts_as_bad(text: str, quick: None, optuna: Any) -> None:
     executor = Scored(bowl, over_cap=lambda recipe: setting(recipe, STRIDE) == 16)
     search(small(), SPACE, text, trials=6, executor=executor)
@@ -407,6 +410,7 @@ def test_selection_adds_the_best_until_nothing_is_better(text: str, quick: None)
     assert again.done == []
 
 
+@pytest.mark.long
 def test_selection_leaves_out_what_is_over_its_cap(text: str, quick: None) -> None:
     executor = Scored(additive, over_cap=lambda recipe: setting(recipe, RATE) == 0.01)
     found = select(choices(), text, executor=executor)
@@ -414,6 +418,7 @@ def test_selection_leaves_out_what_is_over_its_cap(text: str, quick: None) -> No
     assert "not valid   rate" in str(found)
 
 
+@pytest.mark.long
 def test_selection_of_shortened_runs_shortens_them_once(text: str, quick: None) -> None:
     study = replace(
         choices(), base=small().base.but({"train.steps": 40, "train.seconds": None}), fraction=0.1, budget=None
@@ -471,6 +476,7 @@ def test_random_and_searched_sweeps_from_the_command_line(recipe: str, text: str
     assert "has no end of combinations" in call(*given).err
 
 
+@pytest.mark.long
 def test_selection_and_ladder_from_the_command_line(recipe: str, text: str) -> None:
     chosen = json.loads(call("study", recipe, "--select", "--data", text, "--json", "--quiet").out)
     assert [one["label"] for one in chosen["chosen"]] == ["rate", "stride"]

@@ -343,6 +343,7 @@ def test_flash_attention_is_told_the_longest_segment(modules: dict[str, Any], na
             told.clear()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shared_heads_are_repeated_for_a_gpu_where_flash_attention_has_none(masked: bool, dtype: torch.dtype) -> None:

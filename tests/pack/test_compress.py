@@ -159,6 +159,7 @@ def test_progress_gets_every_candidate() -> None:
     assert {size for size, _ in compressed.curve} <= {event["file_bytes"] for event in events}
 
 
+@pytest.mark.long
 def test_the_size_is_that_of_the_file_with_its_readers() -> None:
     seen: list[tuple[Dequantizers, list[Section]]] = []
 

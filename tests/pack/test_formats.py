@@ -41,6 +41,7 @@ def read(name: str) -> Artifact:
     return artifacts.load(FOLDER / f"{name}.artifact")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPECTED["artifacts"])
 def test_an_artifact_has_the_weights_it_had(name: str) -> None:
     found = make.expected(FOLDER / f"{name}.artifact", scored=False)

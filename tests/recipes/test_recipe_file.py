@@ -136,6 +136,7 @@ def test_the_base_of_a_file_is_looked_for_beside_it() -> None:
     assert find_base(write("baseless.json", Recipe(name="lonely").to_json())) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", ["got/evil.py:x", "got/evil.toml"])
 def test_the_base_that_a_strangers_run_names_is_not_run(base: str, caddie: Callable[..., Any]) -> None:
     Path("got").mkdir()

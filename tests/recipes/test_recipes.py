@@ -227,9 +227,8 @@ def test_the_latest_records_are_scored_in_whole_rows(name: str) -> None:
     assert int_at(attention.longest, last) == recipe.train.sequence_length
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "growing_rows")) for name in LATEST]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", LATEST)
 def test_only_the_caps_of_the_latest_records_are_trained_by_nothing(name: str) -> None:
     model = on_meta(RECIPES[name])
     assert {parameter for parameter, tensor in model.named_parameters() if not tensor.requires_grad} == {"head.caps"}

@@ -414,6 +414,7 @@ def test_speed_and_time_left_wait_until_they_mean_something() -> None:
     assert stream.getvalue().splitlines() == ["plain", *lines] * 2
 
 
+@pytest.mark.long
 def test_silent_work_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "FIRST_SILENCE", 0.2)
     stream, probes = io.StringIO(), ("probe 3 of 20", "probe 4 of 20")

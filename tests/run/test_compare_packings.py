@@ -18,6 +18,7 @@ from caddie.run.compare_packings import METHODS, compare, summary
 from caddie.run.run_folder import read_run
 
 
+@pytest.mark.long
 def test_every_way_in_every_coding(tiny_run: Any, caddie: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     codings = {"zlib -9": Packed(codec=Zlib()), "brotli -5": Packed(codec=Brotli(quality=5), shuffle=True)}
     monkeypatch.setattr(packing, "CODINGS", codings)

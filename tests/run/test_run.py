@@ -240,6 +240,7 @@ def test_several_processes_always_score_in_new_ones(
     assert [call.args[2] for call in started.mock_calls] == [apart] * bool(apart)
 
 
+@pytest.mark.long
 def test_scores_the_text_itself_but_no_other(folder: Path, result: dict[str, Any], tmp_path: Path) -> None:
     """The same text splits the same way again; of another text nothing proves that it was not trained on."""
     shutil.copytree(folder / "texts", tmp_path / "texts")

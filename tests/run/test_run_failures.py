@@ -16,6 +16,7 @@ from caddie.run.run_lock import locked
 line = import_module("caddie.run.run")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alive_once", "unprobed", "one_process")
 @pytest.mark.parametrize(
     ("at", "phase"),

@@ -74,6 +74,7 @@ def test_a_killed_run_leaves_no_lock_and_no_half_written_file_for_the_next(
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoint", "log.jsonl"]
 
 
+@pytest.mark.long
 def test_a_writer_that_stood_still_and_was_given_up_writes_no_more(
     writer: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

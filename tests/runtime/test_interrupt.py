@@ -45,12 +45,9 @@ def stopped(process: subprocess.Popen[bytes], number: int = signal.SIGINT) -> fl
     return time.monotonic() - begin
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "status", "word"),
-    [
-        (signal.SIGINT, 130, b"interrupted"),
-        pytest.param(signal.SIGTERM, 143, b"terminated", marks=pytest.mark.long),
-    ],
+    ("number", "status", "word"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
 )
 def test_a_long_call_of_a_library_is_stopped(number: int, status: int, word: bytes, tmp_path: Path) -> None:
     """Python itself would raise nothing before the call's end, half a minute later."""

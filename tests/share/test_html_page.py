@@ -31,6 +31,8 @@ from caddie.score import Scoring, Text, score
 from caddie.share import program as program_module
 from caddie.share.export import export
 
+pytestmark = pytest.mark.long  # a browser, or a whole page made
+
 DOCUMENT = (Path(__file__).resolve().parent.parent / "golden" / "recipes_before_0.2.json").read_bytes()[:3000]
 """A text that stays: with other words the model of the test ends its text before the page has written 40 tokens."""
 LEFT_OUT = {
@@ -103,23 +105,13 @@ def logits_differ(browser: Browser, artifact: Artifact, page: Path) -> float:
     return float(np.abs(np.array(found) - wanted).max())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *RICH,
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("growing_rows", "tiny", "baseline", "longer_warmdown")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", [*RICH, "growing_rows", "tiny", "baseline", "longer_warmdown"])
 def test_logits_are_the_packages(name: str, tmp_path: Path, browser: Browser) -> None:
     gpt = RICH[name].but(vocabulary=BYTES.vocabulary) if name in RICH else small(find(name))
     made = write_artifact(tmp_path / "a.caddie", gpt, Pack() if name in RICH else find(name).pack)
     assert logits_differ(browser, made, export(made.path, "html", tmp_path / "a.html")) < 1e-3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_recipe(name: str, tmp_path: Path, browser: Browser) -> None:
     recipe = find(name)

@@ -220,6 +220,7 @@ def test_what_is_not_known_is_left_out(runs: list[Path]) -> None:
     assert "train_shards" not in Path("out/train_seed1337.log").read_text()
 
 
+@pytest.mark.long
 def test_p_against_another_submission_is_that_of_welch(runs: list[Path], caddie: Call) -> None:
     for folder, score in zip(runs, (5.0, 5.1, 5.3), strict=True):
         rescore(folder, score)

@@ -133,6 +133,7 @@ def test_what_is_not_finite_stops_one_step_later_and_is_not_saved(
     assert (int(words["step"]) > 0) == (often < 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("late")
 def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_path: Path) -> None:
     def stop(event: Event) -> None:

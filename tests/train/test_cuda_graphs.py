@@ -90,9 +90,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return found
 
 
-@pytest.mark.parametrize(
-    ("gpt", "config"), [pytest.param(LOOPED, CHANGING, marks=pytest.mark.long), (TINY, CHANGING.but(warmup_steps=0))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("gpt", "config"), [(LOOPED, CHANGING), (TINY, CHANGING.but(warmup_steps=0))])
 def test_a_recorded_run_is_the_run_to_the_bit(gpt: GPT, config: Train, tmp_path: Path, record: Counted) -> None:
     def run(name: str, config: Train) -> Trained:
         return train(gpt, config, DATA, seed=7, folder=made(tmp_path / name), progress=Recorder(events.append))
@@ -144,6 +143,7 @@ def warmed(config: Train) -> Trainer:
     return trainer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slower", [False, True])
 def test_auto_takes_the_faster(slower: bool, record: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
@@ -162,6 +162,7 @@ def test_auto_takes_the_faster(slower: bool, record: Counted, monkeypatch: pytes
     assert trainer.notes == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ["auto", "always"])
 def test_what_cannot_be_recorded_ends_the_run_before_its_clock(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver has broken off in the middle; a shape that comes late in the run is no different."""

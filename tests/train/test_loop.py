@@ -105,6 +105,7 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     assert start["seconds"] > 0
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_with_another_budget_says_so(tmp_path: Path) -> None:
     def stop(event: dict[str, Any]) -> None:
         if event.get("step") == 5 and event["event"] == "step":
@@ -198,6 +199,7 @@ def slowly(folder: Path, steps: Connection) -> None:
     go(folder, STEPS.but(checkpoint_seconds=0.001), progress=Recorder(tell))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("share", "warned"), [(0.5, True), (0.9, False)])
 def test_a_busy_machine_is_told_in_the_first_seconds(
     share: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -307,6 +309,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: P
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("often", [1e-9, 60.0])
 def test_an_update_that_breaks_a_weight_is_not_saved(
     often: float, tmp_path: Path, waits: list[str], monkeypatch: pytest.MonkeyPatch
@@ -461,6 +464,7 @@ def test_the_warm_up_looks_on_until_every_parameter_has_moved(tmp_path: Path) ->
     assert go(tmp_path, STEPS.but(warmup_steps=20)).warmup_steps == 2
 
 
+@pytest.mark.long
 def test_the_warm_up_stops_at_a_tenth_of_the_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = Trainer.launch
 
@@ -566,6 +570,7 @@ def test_the_clock_starts_when_all_processes_have_their_first_batch(
     assert {event["seconds"] for event in events if event["event"] == "step"} == {0.0}
 
 
+@pytest.mark.long
 def test_the_warm_up_has_room_for_as_many_documents_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that take the documents' starts are compiled for their number, rounded up; the warm-up has no text."""
     rooms: list[int] = []

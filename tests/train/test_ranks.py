@@ -261,6 +261,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     assert not any(map(_runs, started))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("end", "status"), [("kill -TERM $$", 143), ("kill -KILL $$", 137), ("exit 3", 3), ("", 0)])
 def test_a_launcher_ends_as_a_shell_would_say(
     end: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

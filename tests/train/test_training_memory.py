@@ -56,6 +56,7 @@ def test_more_micro_batches_need_less() -> None:
     assert steps[0] > 1.5 * steps[1] > 2 * steps[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tiny", "ternary_mini", "random_maps_mini"])
 def test_the_bound_is_above_the_estimate_but_not_far(name: str) -> None:
     """The first needs the most bytes per weight, the others per product, and for weights that are not learned."""

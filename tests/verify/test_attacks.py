@@ -185,6 +185,7 @@ def test_who_shares_a_process_with_the_judge_finds_the_text(way: str, in_process
     assert in_process(TOKENS + WAYS[way]).nats < HONEST / 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_in_a_process_of_its_own_there_is_no_text_to_find(way: str, remote: Callable[[str], Score]) -> None:
     assert remote(TOKENS + WAYS[way]).nats == pytest.approx(HONEST, rel=1e-6)

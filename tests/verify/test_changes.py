@@ -203,6 +203,7 @@ class Wide(Scorer):
 """
 
 
+@pytest.mark.long
 def test_the_text_is_longer_than_three_windows_of_a_users_scorer(artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / "wide.py").write_text(WIDE)
     given = excerpts(library(), artifact.scoring, 1)
@@ -211,6 +212,7 @@ def test_the_text_is_longer_than_three_windows_of_a_users_scorer(artifact: Artif
     assert max(window.end - window.start for window in on.base.windows) == 300
 
 
+@pytest.mark.long
 def test_what_the_judge_does_meanwhile_is_not_laid_to_the_scorer(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +306,7 @@ def test_an_honest_scorer_passes_in_the_long_text_too(artifact: Artifact) -> Non
     assert "In a text of 1,500 tokens: " in evidence
 
 
+@pytest.mark.long
 def test_a_users_scorer_that_waits_is_found(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +354,7 @@ def test_the_search_ends_with_its_time(artifact: Artifact) -> None:
 # Known-bad examples that cannot act
 
 
+@pytest.mark.long
 def test_an_example_that_gains_nothing_is_inconclusive(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = replace(KNOWN_BAD["slot"], install=lambda case: case)
     blind = KnownBad("one that no probe sees", "no look-ahead", lambda case: replace(case))

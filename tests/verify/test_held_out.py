@@ -103,6 +103,7 @@ def test_text_that_long_documents_lose_is_found(longest: int, kept: int, passed:
     assert ("12 documents do not round-trip" in check.evidence) == (longest < LONG)
 
 
+@pytest.mark.long
 def test_long_documents_are_drawn_by_their_bytes_and_what_all_tokens_leave_out_is_told() -> None:
     """A document over the bytes that are decoded was left out unless it was drawn first."""
     long = words(50, 3 << 19)

@@ -424,12 +424,13 @@ def table(*pairs: tuple[int, int]) -> bytes:
     return bytes(dict(pairs).get(byte, byte) for byte in range(256))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("folds", "passes"),
     [
-        pytest.param(table((ord("Q"), ord("q"))), True, marks=pytest.mark.long),
-        pytest.param(table((ord("\n"), ord(" "))), False, marks=pytest.mark.long),  # in code the line breaks say much
-        pytest.param(bytes(range(256)).lower(), False, marks=pytest.mark.long),
+        (table((ord("Q"), ord("q"))), True),
+        (table((ord("\n"), ord(" "))), False),  # in code the line breaks say much
+        (bytes(range(256)).lower(), False),
         (bytes([ord("e")]) * 256, False),
     ],
 )
@@ -467,6 +468,7 @@ def test_one_that_breaks_fails_and_says_how(artifact: Artifact) -> None:
     assert seen(on, "scores a text") == "ZeroDivisionError: by zero"
 
 
+@pytest.mark.long
 def test_a_space_without_a_piece_is_named(artifact: Artifact) -> None:
     class Marks(ByteTokenizer):
         def decode(self, ids: Any) -> bytes:
@@ -641,6 +643,7 @@ def test_verify_tries_everything_on_held_out_text(
     assert idle == {"waits"} & set(examples), "the text is too short for it"
 
 
+@pytest.mark.long
 def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
     batches = {
         "artifact": str(artifact.path),
@@ -749,6 +752,7 @@ def test_the_probe_that_runs_is_shown_and_nothing_else_that_a_scorer_writes(
     assert progress.phases == progress.notes == []
 
 
+@pytest.mark.long
 def test_every_probe_is_named_as_it_begins(artifact: Artifact) -> None:
     progress = RecordedProgress()
     run_probes(case(artifact, artifact.scoring.plain), progress)

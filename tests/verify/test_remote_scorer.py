@@ -89,6 +89,7 @@ def random_tokens(count: int) -> np.ndarray:
 # What it is told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["", ":Counts", ":"])
 def test_a_scorer_pays_what_it_promises(name: str, scored: Callable[..., Score]) -> None:
     found = scored(COUNTS, name=name)
@@ -118,6 +119,7 @@ def test_it_is_not_told_where_the_text_ends(ids: str, scored: Callable[..., Scor
     assert scored(source if ids == "in windows" else COUNTS, random_tokens(50)).tokens == 49
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("documents", [False, True])
 def test_a_window_that_could_hold_the_whole_text_is_refused(documents: bool, scored: Callable[..., Score]) -> None:
     source = WINDOWS.replace("(Scorer):", "(Scorer):\n    per_document = True") if documents else WINDOWS

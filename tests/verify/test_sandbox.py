@@ -49,6 +49,7 @@ def answer(outcome: Outcome) -> Any:
     return json.loads(outcome.stdout)
 
 
+@pytest.mark.long
 def test_errors_are_watched_as_they_come() -> None:
     seen: list[bytes] = []
     code = """
@@ -161,6 +162,7 @@ OUTLIVES = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("refused", ["", "_unshare"])
 def test_nothing_can_be_left_for_a_later_process(
     refused: str, namespaces: None, monkeypatch: pytest.MonkeyPatch
@@ -480,6 +482,7 @@ def test_it_does_not_outlive_who_asked_for_it(marker: str) -> None:
     assert soon(lambda: not alive(marker))
 
 
+@pytest.mark.long
 def test_too_much_memory_is_the_end_also_in_a_child() -> None:
     code = """
         import os, time
@@ -493,6 +496,7 @@ def test_too_much_memory_is_the_end_also_in_a_child() -> None:
     assert 150 * MIB < outcome.peak_bytes < 400 * MIB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_too_much_output_is_the_end(stream: str) -> None:
     outcome = run(f"import sys\nwhile True: sys.{stream}.write('x' * 65536)", output_bytes=MIB)
@@ -533,6 +537,7 @@ def test_elsewhere_than_on_linux_it_is_plain_and_says_so(monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("refused", "beginning"),
     [

@@ -88,6 +88,7 @@ def test_the_example_that_waits_for_40000_tokens_is_found_with_every_seed(seed: 
     assert PROBES["no look-ahead"](installed)[0]  # short texts are over before it begins
 
 
+@pytest.mark.long
 def test_an_example_that_cannot_wait_so_long_is_inconclusive(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_an_audit_that_would_seldom_find_a_leak_decides_nothing(
     assert audit(*given, seed=1, seconds=0.0)[0]
 
 
+@pytest.mark.long
 def test_a_case_has_a_whole_text_unless_its_scorer_remembers_nothing(artifact: Artifact) -> None:
     given = excerpts(library(), artifact.scoring, 1)
     learns = artifact.scoring.but(ttt=ChunkSGD(chunk_tokens=512, sgd=SGD(epochs=1)))
@@ -285,7 +287,8 @@ class Even(TokenScorer):
 """
 
 
-@pytest.mark.parametrize(("after", "status"), [(500, 1), pytest.param(10**9, 0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("after", "status"), [(500, 1), (10**9, 0)])
 def test_a_score_of_a_users_scorer_is_audited(
     after: int,
     status: int,
@@ -354,6 +357,7 @@ def test_a_score_says_that_its_audit_decided_nothing(
     assert "pass" not in ended.out
 
 
+@pytest.mark.long
 def test_a_score_is_followed_by_text_drawn_from_the_model(
     tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

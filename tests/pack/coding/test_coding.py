@@ -406,6 +406,7 @@ def test_settings_suit_the_whole_matrix_where_the_first_rows_mislead(first):
     assert len(returns(EntropyModel(), array)) <= 1.001 * min(sizes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("vector", [False, True])
 def test_the_whole_matrix_chooses_the_layout_where_the_sample_misleads(vector, monkeypatch: pytest.MonkeyPatch):
     array = misleading(256) if not vector else np.concatenate([np.arange(500), gaussian(70_000, 1)[:, 0]])

@@ -69,6 +69,7 @@ def test_an_array_is_coded_like_the_one_named(two: ProcessPool) -> None:
     assert found == [Smallest().encode(other, like), Smallest().encode(first, like)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("idle_here")
 def test_errors_are_those_of_one_process(two: ProcessPool) -> None:
     wrong = DecodeJob(b"\xff", ARRAYS[0].dtype, ARRAYS[0].shape)

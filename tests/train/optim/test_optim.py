@@ -877,6 +877,7 @@ def test_muon_is_for_matrices() -> None:
             Muon(lr=0.1).build({"w": nn.Parameter(torch.zeros(shape))}, Ranks())
 
 
+@pytest.mark.long
 @every_optimizer
 def test_a_step_reads_no_number_of_the_device(optimizer: Optimizer) -> None:
     """The host would wait for a GPU's earlier steps. Tensors without data, on `meta`, have no number to be read."""
