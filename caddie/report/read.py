@@ -19,7 +19,7 @@ from caddie.config import show
 from caddie.errors import UserError
 from caddie.files import open_regular, regular_bytes
 from caddie.report.charts import is_finite
-from caddie.report.run_files import RESULT
+from caddie.report.run_files import RECIPE, RESULT
 from caddie.report.units import bits_per_byte
 from caddie.runtime.cpu_share import BUSY_SHARE
 
@@ -59,7 +59,11 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"no {path}; name the folder of a finished run") from None
+        if path.name == RESULT and (path.parent / RECIPE).exists():
+            todo = f"the run is not finished; go on with: caddie run {path.parent} --out {path.parent}"
+        else:
+            todo = "name the folder of a finished run"
+        raise UserError(f"no {path}; {todo}") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
         todo = "remove it and run the recipe again" if path.name == RESULT else "name the folder of a finished run"
         raise UserError(f"{path} is not JSON; {todo}") from None

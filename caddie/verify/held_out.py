@@ -200,8 +200,9 @@ def check_near_copies(
     copies = np.flatnonzero(found.shared > _MOST_COPIED * found.counted)
     shares = float(found.counted[copies].sum()) / total, len(copies) / len(found.counted)
     evidence = (
-        f"{count(len(copies), 'document')} of {len(found.counted):,}, {shares[0]:.1%} of the text, with more than half "
-        f"of their n-grams of {length} tokens in training text; {found.shared.sum() / total:.1%} of all {total:,}"
+        f"{count(len(copies), 'document')} of {len(found.counted):,}, {shares[0]:.1%} of the text (up to half "
+        f"of either passes), with more than half of their n-grams of {length} tokens in training text; "
+        f"{found.shared.sum() / total:.1%} of all {total:,}"
     )
     if len(copies):
         documents = [ids[1:] for ids in split_documents([tokens], tokenizer.bos)]
