@@ -23,7 +23,8 @@ def techniques_page() -> str:
         "Every setting of a recipe: the places where one of several parts can stand, the parts, and the settings of"
         " each, with what is known of them. Headings begin with the field's word ([glossary](glossary.md)) and end with"
         " the name in caddie.",
-        "Effects are in bits per byte unless said, and minus is better; those measured elsewhere are their authors'.",
+        "Effects are in bits per byte unless said, and minus is better. Those measured elsewhere are their authors';"
+        " those measured here are verdicts of studies at scale, with 95 % intervals ([all claims](results/claims.md)).",
         "(base) marks what the recipe `baseline` has. Ideas beside the records are not yet decided: their recipes, and"
         " the seeds that a verdict needs, stand in [a table](results/frontier-ideas.md).",
         "",

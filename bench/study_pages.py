@@ -1,6 +1,7 @@
-"""Text of `docs/results/claims.md` and `docs/results/costs.md`; `tests/lab/test_study_pages.py` keeps both up to date.
+"""Text of `docs/results/claims.md`, `docs/results/costs.md` and `caddie/recipes/measured.json`, the effects that
+`caddie techniques` shows; `tests/lab/test_study_pages.py` keeps them up to date.
 
-Both are made of what the studies left: `study.json`, `results.jsonl` and, of `caddie study --estimate`,
+They are made of what the studies left: `study.json`, `results.jsonl` and, of `caddie study --estimate`,
 `estimate.json`.
 """
 
@@ -23,6 +24,34 @@ STUDIES = Path(__file__).resolve().parent.parent / "studies"
 SYSTEM = re.compile(r"\(system (\d+)\)")
 """A public system, named by the source of a claim on it."""
 DECIDED = ("better", "worse", "same")
+TECHNIQUES = {
+    "Train.batch_tokens": ("002, twice the batch", "002, four times the batch", "a third more tokens a step"),
+    "EMA": ("002, no average",),
+    "SwiGLU": ("003, SwiGLU",),
+    "Recurrence": ("003, layers 1 and 2 twice",),
+    "PlainRoPE.dims": ("001, all channels rotary",),
+    "GroupedQueryAttention.xsa": ("001, four exclusive layers", "exclusive in all layers"),
+    "DenseGate": ("gated attention",),
+    "MixedValueResidual": ("value residual",),
+    "StraightThrough": (
+        "001, quantization-aware throughout",
+        "003, quantization-aware throughout",
+        "003, quantization-aware at the end",
+    ),
+    "SoftRound": ("soft rounding",),
+    "Float16": ("fp16 embedding alone",),
+    "Rotated": ("Hadamard rotation",),
+    "Lzma": ("003, lzma for zlib",),
+    "DocumentLoRA": ("test-time adapters",),
+    "ChunkSGD": (
+        "test-time training 0.005",
+        "test-time training 0.02, one epoch",
+        "test-time training 0.02",
+        "test-time training 0.02, short chunks",
+        "test-time training 0.05",
+    ),
+}
+"""Entries at scale that change one technique alone, by its name in caddie."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +168,29 @@ def claims_page(studies: Path = STUDIES) -> str:
         *_plans(every),
     ]
     return "\n".join(lines) + "\n"
+
+
+def measured_json(studies: Path = STUDIES) -> str:
+    """Return the file of `caddie.recipes.techniques.measurements`: differences at scale of three seeds or more."""
+    scaled, found = [one for one in kept(studies) if one.at_scale], dict[str, list[dict[str, Any]]]()
+    for technique, labels in TECHNIQUES.items():
+        for label in labels:
+            for study in scaled:
+                if verdict := study.verdict(label):
+                    known = {
+                        "difference": round(verdict["difference"], 4),
+                        "interval": [round(end, 4) for end in verdict["interval"]] if verdict["interval"] else None,
+                        "seeds": len(verdict["seeds"]),
+                        "verdict": _found(verdict)[1],
+                        "entry": label,
+                        "study": f"studies/{study.title}",
+                    }
+                    found.setdefault(technique, []).append(known)
+    lists = (
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"    {json.dumps(one)}" for one in known) + "\n  ]"
+        for name, known in found.items()
+    )
+    return "{\n" + ",\n".join(lists) + "\n}\n"
 
 
 def _claims(studies: Iterable[Kept]) -> Iterator[tuple[Kept, Mapping[str, Any], str]]:

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, field_types, show
+from caddie.config import Config, Count, Range, Technique, field_types, show
 from caddie.config import variants as variants_of
 from caddie.config.field_docs import descriptions
 from caddie.config.hints import setting_called
@@ -29,30 +29,28 @@ NOT_MEASURED = "not measured"
 
 
 class Measurement(Config):
-    """Effect of a technique on a recipe, with and without it, over several seeds."""
+    """Effect of a technique in a study at scale, in twins that make all the steps of a public run."""
 
-    delta_bits_per_byte: float
-    """Mean over seeds of the score with it less the score without; minus is better."""
-    spread: NonNegative
-    """Standard deviation of that difference between seeds."""
+    difference: float
+    """Mean over seeds of the score with the change less the score without, in bits per byte; minus is better."""
+    interval: tuple[float, float] | None
+    """95 % interval of the difference; none where the scores are the same by construction."""
     seeds: Count
-    """Seeds of each of the two."""
-    recipe: str
-    """Name of the recipe, with the settings that differ from it."""
-    text: str
-    """Text that was trained on and scored."""
-    seconds: Positive
-    """Training time of a run."""
-    date: str
-    """Day, as YYYY-MM-DD."""
-    machine: str
-    """Processor or GPUs."""
+    """Random seeds of each of the two."""
+    verdict: str
+    """better, worse, same (within 0.002), or undecided."""
+    entry: str
+    """Entry of the study."""
+    study: str
+    """The study, as `caddie study` takes it."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.delta_bits_per_byte:+.4f} (spread {self.spread:.4f}, {self.seeds:,} seeds): {self.recipe}, "
-            f"{self.seconds:g} s, {self.text}, {self.machine}, {self.date}"
-        )
+        interval = "{:+.4f} to {:+.4f}, ".format(*self.interval) if self.interval else ""
+        return f"{self.verdict}, {self.difference:+.4f} ({interval}{self.seeds:,} seeds): {self.entry}, {self.study}"
+
+
+Measured = Mapping[str, Sequence[Measurement]]
+"""Effects by the name of the technique."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +142,10 @@ def sockets() -> list[Socket]:
     ]
 
 
-def measurements() -> dict[str, Measurement]:
+def measurements() -> Measured:
     """Return the effects measured here, by the name of the technique."""
     text = Path(__file__).with_name("measured.json").read_text(encoding="utf-8")
-    return {name: Measurement.from_json(value) for name, value in json.loads(text).items()}
+    return {name: [Measurement.from_json(one) for one in values] for name, values in json.loads(text).items()}
 
 
 def find(word: str) -> list[Socket]:
@@ -221,7 +219,7 @@ def _configs(annotation: Any) -> Iterator[tuple[tuple[str, ...], type[Config]]]:
             yield (*steps, *further), found
 
 
-def _socket(cls: type[Config], paths: tuple[str, ...], base: set[str], measured: dict[str, Measurement]) -> Socket:
+def _socket(cls: type[Config], paths: tuple[str, ...], base: set[str], measured: Measured) -> Socket:
     def entry(of: type[Config], setting: str, text: str) -> dict[str, Any]:
         name = f"{of.__name__}.{setting}" if setting else of.__name__
         called = (name, *(f"{path}.{setting}" for path in paths if setting))
@@ -230,7 +228,7 @@ def _socket(cls: type[Config], paths: tuple[str, ...], base: set[str], measured:
             "what": _paragraph(text),
             "term": next((words[key] for key in map(simple, called) if key in words), None),
             **of.techniques.get(setting, Technique("", ""))._asdict(),
-            "here": str(measured.get(name, NOT_MEASURED)),
+            "here": "; ".join(map(str, measured.get(name, [NOT_MEASURED]))),
         }
 
     def settings(of: type[Config], names: Sequence[str]) -> tuple[Setting, ...]:

@@ -9,21 +9,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_pages import STUDIES, _left, claims_page, costs_page
+from study_pages import STUDIES, TECHNIQUES, _left, claims_page, costs_page, kept, measured_json
 
 from caddie.lab.report import MINUS
 from caddie.lab.rows import ESTIMATE, RESULTS, STUDY
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "results"
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "made"), [("claims", claims_page), ("costs", costs_page)])
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("docs/results/claims.md", claims_page),
+        ("docs/results/costs.md", costs_page),
+        ("caddie/recipes/measured.json", measured_json),
+    ],
+)
 def test_the_page_is_up_to_date(name: str, made: Callable[[], str]) -> None:
-    page, text = DOCS / f"{name}.md", made()
+    page, text = ROOT / name, made()
     if os.environ.get("UPDATE_GOLDEN"):
         page.write_text(text)
     assert text == page.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/lab/test_study_pages.py -k up_to"
+
+
+def test_an_entry_of_a_technique_stands_in_one_study_at_scale() -> None:
+    studies = [json.loads((one.folder / STUDY).read_text()) for one in kept() if one.at_scale and one.facts]
+    labels = [entry["label"] for study in studies for entry in study["entries"]]
+    assert [label for named in TECHNIQUES.values() for label in named if labels.count(label) != 1] == []
 
 
 @pytest.fixture

@@ -153,26 +153,20 @@ def test_types_in_words(annotation: Any, words: str) -> None:
 # What was measured
 
 
-MEASURED: dict[str, Any] = {
-    "delta_bits_per_byte": -0.0021,
-    "spread": 0.0004,
-    "seeds": 3,
-    "recipe": "tiny",
-    "text": "English",
-    "seconds": 60,
-    "date": "2026-01-02",
-    "machine": "2 cores",
-}
+MEASURED = Measurement(
+    difference=-0.0021, interval=(-0.004, -0.0002), seeds=3, verdict="better", entry="it", study="study.py:scale"
+)
 
 
 def test_what_was_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"SwiGLU": Measurement(**MEASURED), "Muon.beta2": Measurement(**MEASURED)}
+    known = {"SwiGLU": [MEASURED.but(interval=None), MEASURED], "Muon.beta2": [MEASURED]}
     monkeypatch.setattr(techniques, "measurements", lambda: known)
-    said = "-0.0021 (spread 0.0004, 3 seeds): tiny, 60 s, English, 2 cores, 2026-01-02"
-    assert f"- measured here: {said}" in " ".join(details("SwiGLU").split())
+    said = "better, -0.0021 (-0.0040 to -0.0002, 3 seeds): it, study.py:scale"
+    exact = "better, -0.0021 (3 seeds): it, study.py:scale"
+    assert f"- measured here: {exact}; {said}" in " ".join(details("SwiGLU").split())
     assert "not measured" not in details("SwiGLU")
     assert said in " ".join(details("Muon.beta2").split())
-    assert techniques_page().count(f"- measured here: {said}") == 2
+    assert techniques_page().count(f"- measured here: {said}") == 1
 
 
 def test_what_is_recorded_belongs_to_techniques() -> None:
@@ -181,7 +175,7 @@ def test_what_is_recorded_belongs_to_techniques() -> None:
     }
     names |= {setting.name for socket in sockets() for setting in socket.settings}
     assert set(techniques.measurements()) <= names
-    with pytest.raises(UserError, match="needs delta_bits_per_byte"):
+    with pytest.raises(UserError, match="needs difference"):
         Measurement.from_json({})
 
 
