@@ -154,7 +154,7 @@ def by_two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
     return elsewhere / "run"
 
