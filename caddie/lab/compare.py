@@ -146,6 +146,8 @@ def compare(
     facts |= {"test": found.test or ("paired" if same else "welch"), "why": why}
     if found.estimate is None:
         return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
+    if found.test == "welch" and documents:
+        facts["notes"].append("the test leaves out the error of other held-out documents, for want of common seeds")
     p = found.estimate.p_above(by)
     facts["p_welch"] = welch(list(costs_a.values()), list(costs_b.values())).p_above(by)
     low, high = found.estimate.interval()

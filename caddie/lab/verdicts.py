@@ -1,6 +1,6 @@
 """Judge scores of several seeds: a pair of groups, or the entries of a study against its base.
 
-Entries are compared seed by seed with the base, or with another entry. Where the runs kept the bits of each held-out
+Entries are compared seed by seed with the base, or with another entry. Where paired runs kept the bits of each held-out
 document, the claim is about new seeds and new documents of the same source, else about new seeds alone.
 
 A study has many entries, so some look better by chance alone. So p is adjusted over all of them (Benjamini and

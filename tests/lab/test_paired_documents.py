@@ -305,6 +305,14 @@ def test_compare_uses_the_documents_of_run_folders(unit: Any, tmp_path: Path) ->
     text = summary(facts)
     assert "paired test by seed and document" in text
     assert f"unpaired {facts['spread']['unpaired']:.6f}" in text
+    last, left_out = next(reversed(entry.bits)), "the test leaves out the error of other held-out documents"
+    elsewhere = write(tmp_path, "b", 7, scored(entry)[last], "2")
+    unlike = compare([*groups[0][:2], elsewhere], groups[1], unit=unit)
+    assert not [note for note in (*facts["notes"], *unlike["notes"]) if note.startswith(left_out)], "no file of them"
+    write_documents(elsewhere / DOCUMENTS, entry.sizes, {"bits": entry.bits[last]})
+    unlike = compare([*groups[0][:2], elsewhere], groups[1], unit=unit)
+    assert unlike["test"] == "welch"
+    assert unlike["notes"][-1].startswith(left_out)
     halved = next(iter(entry.bits.values())) / 2
     write_documents(groups[0][0] / DOCUMENTS, entry.sizes, {"bits": halved})
     with pytest.raises(
