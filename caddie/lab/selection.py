@@ -55,8 +55,8 @@ class Selection:
             tried = len(found.study.entries)
             rows.append([number, crop(one["label"], 24), signed(one["difference"]), interval, p_value(one["q"]), tried])
         lines = [table(rows, ["round", "chosen", "difference", "95 % interval", "q", "of"])] if rows else []
-        why = {True: "not better", False: "not valid "}
-        lines += [f"{why[_counts(one)]}  {one['label']}" for one in facts["left"]] or ["nothing is left to add"]
+        left = [(one["word"] if _counts(one) else "not valid", one["label"]) for one in facts["left"]]
+        lines += [f"{why:<12}{label}" for why, label in left] or ["nothing is left to add"]
         lines += [f"changes     {path}={value}" for path, value in facts["diff"].items()]
         return "\n".join(printable(line) for part in lines for line in part.split("\n"))
 

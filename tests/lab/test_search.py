@@ -403,11 +403,17 @@ def test_selection_adds_the_best_until_nothing_is_better(text: str, quick: None)
     assert {one["label"] for one in facts["left"]} == {"depth", "idle"}
     assert len(executor.done) == 3 * (5 + 3 + 2), "a round's base is the winner of the one before, and not run again"
     shown = str(found)
-    assert "not better  depth" in shown
+    assert "same        depth" in shown
     assert f"changes     {RATE}=0.01" in shown
     again = Scored(additive)
     assert select(choices(idle=Entry(diff={"train.clip_norm": 2.0})), text, executor=again).chosen == found.chosen
     assert again.done == []
+
+
+def test_selection_says_that_one_seed_shows_nothing(text: str, quick: None) -> None:
+    found = select(replace(choices(), seeds=(1,)), text, executor=Scored(additive))
+    assert found.chosen == []
+    assert "unclear     rate" in str(found), "it may be better all the same"
 
 
 @pytest.mark.long
