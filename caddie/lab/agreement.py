@@ -181,7 +181,10 @@ def _regret(early: Sequence[float], final: Sequence[float]) -> float:
 
 
 def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict[str, list[float] | None]:
-    """Return the interval of each correlation; None where all are tied."""
+    """Return the interval of each correlation; None where all are tied.
+
+    None too where it would have no width: labels drawn from a perfect order are in perfect order, however few they are.
+    """
     chance = np.random.default_rng(0)
     found: dict[str, list[float]] = {"spearman_interval": [], "kendall_interval": []}
     for _ in range(DRAWS):
@@ -192,4 +195,5 @@ def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict
             if (value := measure(public, means)) is not None:
                 found[name].append(value)
     ends = [100 * LEVEL / 2, 100 - 100 * LEVEL / 2]
-    return {name: np.percentile(values, ends).tolist() if values else None for name, values in found.items()}
+    ranges = {name: np.percentile(values, ends).tolist() if values else [0.0, 0.0] for name, values in found.items()}
+    return {name: [low, high] if high - low > 1e-9 else None for name, (low, high) in ranges.items()}
