@@ -96,7 +96,8 @@ def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[dic
     `kinds` names the kind of each label. An entry without a verdict at both scales is left out. A kind has its
     `labels`, how many of their differences have the same sign (`signs`), how many of those that are better or worse,
     not unclear, at both scales (`decided`, as noise alone turns signs), and the rank correlations of the differences,
-    None where they do not vary. Raises `UserError` for an entry without a kind.
+    None where they do not vary. The intervals of the shares are exact for independent entries; a base that several
+    share turns their signs together, and makes them too narrow. Raises `UserError` for an entry without a kind.
     """
     labels: dict[str, list[str]] = {}
     for label in small:
