@@ -187,6 +187,18 @@ def checked(facts: dict[str, Any]) -> Page:
 # What it says
 
 
+def test_seeds_to_decide_are_more_than_were_run() -> None:
+    """By p alone three seeds decide the first; of three entries its q is not below the level."""
+    scores = {"near": [0.99, 1.0925, 1.1875], "none": [1.01, 1.09, 1.2], "nor": [0.99, 1.12, 1.2]}
+    facts = findings(plan(*scores), by_hand(base=[1.0, 1.1, 1.2], **scores))
+    near = next(one for one in facts["verdicts"] if one["label"] == "near")
+    assert (near["word"], near["seeds_needed"], len(near["seeds"])) == ("unclear", 3, 3)
+    assert near["p"] < 0.05 < near["q"]
+    shown = page(facts)
+    assert "a few more seeds to decide, as q counts all entries" in shown
+    assert ">3 seeds to decide" not in shown
+
+
 def test_differences_are_those_of_a_calculation_by_hand() -> None:
     rows = by_hand(base=[1.0, 1.1, 1.2], lower=[0.90, 0.99, 1.11], higher=[1.1, 1.2, 1.2999], broken=[1.0, None, None])
     facts = findings(plan("higher", "lower", "broken"), rows)
