@@ -372,6 +372,8 @@ def test_p_value_against_another_folder(tmp_path: Path) -> None:
         [1.12, 1.121, 1.122], [float(bits) for bits in SCORES.values()], equal_var=False, alternative="greater"
     ).pvalue
     assert f"p = {p:.4g}" in sentence
+    bar = review(write_submission(tmp_path / "b", {"p_value": 100 * p}), against)  # as for an improvement by 0.005 nats
+    assert f"the seeds give {p:.4g} for any improvement" in found(bar, "p-value-claim").sentence
     assert not [one for one in review(against).findings if one.rule.startswith("p-value")]
 
 
