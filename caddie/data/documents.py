@@ -278,14 +278,15 @@ def _parquet(path: Path, named: str | None) -> Iterator[bytes]:
         with parquet.ParquetFile(path) as file:
             kinds = {field.name: field.type for field in file.schema_arrow}
             texts = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
-            column = named or ("text" if "text" in texts else texts[0] if len(texts) == 1 else "text")
+            column = named or (texts[0] if len(texts) == 1 and "text" not in kinds else "text")
             if column not in texts:
                 found, single = ", ".join(texts) or "none", "" if named else ", and not a single one"
-                raise UserError(
-                    f'{path}: no column "{column}" of text{single}; of text are: {found} (data --column NAME)'
-                )
+                lacks = f'no column "{column}" of text{single}'
+                lacks = f'the column "{column}" is no text' if column in kinds else lacks
+                raise UserError(f"{path}: {lacks}; of text are: {found} (data --column NAME)")
             for batch in file.iter_batches(ROWS, columns=[column]):
-                yield from (text.encode() for text in batch.column(0).to_pylist() if text)
+                values = batch.column(batch.schema.names.index(column))  # `a.b` may bring a part of a column `a` too
+                yield from (text.encode() for text in values.to_pylist() if text)
     except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)}); save it again or leave it out") from None
 

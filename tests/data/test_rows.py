@@ -48,6 +48,28 @@ def test_rows_of_parquet_are_documents(tmp_path: Path) -> None:
     assert read(tmp_path) == [*TEXTS, "of another name", "beside"]
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pyarrow.array(["one", "two"]).dictionary_encode(),
+        pyarrow.array([b"one", b"two"]),
+        pyarrow.array([["one"], ["two"]]),
+        pyarrow.nulls(2),
+    ],
+    ids=["dictionary", "bytes", "lists", "nothing"],
+)
+def test_no_other_column_is_taken_for_a_text_that_is_none(texts: Any, tmp_path: Path) -> None:
+    path = table(tmp_path / "a.parquet", url=["https://one", "https://two"], text=texts)
+    with pytest.raises(UserError, match=r'the column "text" is no text; of text are: url \(data --column NAME\)$'):
+        read(path)
+    assert len(list(sources.find(path, "url").documents())) == 2
+
+
+def test_a_column_s_name_may_hold_a_dot(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.parquet", **{"a": [{"b": "a part of another"}], "a.b": ["the column"]})
+    assert list(sources.find(path, "a.b").documents()) == [b"the column"]
+
+
 def test_the_text_may_stand_in_another_column(tmp_path: Path, caddie: Any) -> None:
     two = table(tmp_path / "two.parquet", title=["a"], body=[f"long {'x' * 80}"])
     lines = tmp_path / "two.jsonl"
