@@ -1,6 +1,5 @@
 """Documents, non-empty runs of UTF-8 bytes: of text, JSON lines, Parquet, folders, the hub, or Python's library."""
 
-import gzip
 import hashlib
 import io
 import json
@@ -10,10 +9,10 @@ import platform
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -209,28 +208,38 @@ def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
                 yield path
 
 
+_UNPACKERS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(wbits=31),
+    ".xz": lzma.LZMADecompressor,
+    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+"""Suffix to what makes an object that unpacks one part of a file, of which several may follow each other."""
+
+
 def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".zst":
-        return io.BufferedReader(_ZstdReader(path.open("rb")))
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    return cast(BinaryIO, openers.get(path.suffix, open)(path, "rb"))
+    unpacker = _UNPACKERS.get(path.suffix)
+    return path.open("rb") if unpacker is None else io.BufferedReader(_Unpacked(path.open("rb"), unpacker))
 
 
-class _ZstdReader(io.RawIOBase):
-    """Reads a .zst file; unlike zstandard's own reader, it raises `EOFError` for a truncated one."""
+class _Unpacked(io.RawIOBase):
+    """Reads a compressed file of one part or several.
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.pieces, self.ready = file, self._pieces(), memoryview(b"")
+    It raises an error for a truncated file, as zstandard's reader does not, and for bytes that are no further part,
+    with which lzma's reader leaves out the rest of the file. Zeros between parts are padding.
+    """
+
+    def __init__(self, file: BinaryIO, unpacker: Callable[[], Any]) -> None:
+        self.file, self.unpacker, self.pieces, self.ready = file, unpacker, self._pieces(), memoryview(b"")
 
     def _pieces(self) -> Iterator[bytes]:
-        frame = None
+        part = self.unpacker()
         while coded := self.file.read(1 << 12):  # which may unpack to 32,768 times as much
-            while coded:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(coded)
-                coded, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-        if frame:
-            raise EOFError("the file ends in the middle")
+            while coded := coded if part else coded.lstrip(b"\0"):
+                part = part or self.unpacker()
+                yield part.decompress(coded)
+                coded, part = (part.unused_data, None) if part.eof else (b"", part)
+        if part:
+            raise EOFError("the file ends in the middle" if self.file.tell() else "the file is empty")
 
     def readable(self) -> bool:
         return True

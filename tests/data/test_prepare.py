@@ -218,14 +218,33 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     assert one_line(caught)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+PACK = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}
+
+
+@pytest.mark.parametrize("suffix", PACK)
 def test_a_damaged_archive_is_named(tmp_path: Path, suffix: str) -> None:
-    pack = {".gz": gzip.compress, ".xz": lzma.compress}[suffix]
-    for content in (pack(lines(*TEXTS))[:-20], b"nothing of the kind"):
+    whole, second = PACK[suffix](lines(*TEXTS)), bytearray(PACK[suffix](lines("and more")))
+    second[len(second) // 2] ^= 0x40
+    for content in (
+        whole[:-20],
+        b"nothing of the kind",
+        b"",
+        whole + second,
+        whole + b"and no more",
+        whole + whole[:9],
+    ):
         (tmp_path / f"a.jsonl{suffix}").write_bytes(content)
         with pytest.raises(UserError, match=r"a.jsonl.*cannot be read") as caught:
             list(sources.find(tmp_path / f"a.jsonl{suffix}").documents())
         assert one_line(caught)
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_all_parts_of_an_archive_are_read(tmp_path: Path, suffix: str) -> None:
+    parts = [PACK[suffix](lines(text)) for text in ("one", "two", "three")]
+    for between in (b"", bytes(8), bytes(9000)):
+        (tmp_path / f"a.jsonl{suffix}").write_bytes(between.join([*parts, b""]))
+        assert list(sources.find(tmp_path / f"a.jsonl{suffix}").documents()) == [b"one", b"two", b"three"]
 
 
 def test_a_folder_gives_its_text_and_skips_the_rest(tmp_path: Path) -> None:
