@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.data import published
-from caddie.data.corpus import Corpus, document_hash, file_sha256, reusable
+from caddie.data.corpus import VALIDATION_TEXT, Corpus, document_hash, file_sha256, reusable
 from caddie.data.documents import find
 from caddie.data.hub import Snapshot, on_disk, on_hub
 from caddie.data.prepare import SAMPLE_BYTES, content_of, make_corpus
@@ -99,6 +99,10 @@ def fetch_fineweb(name: str, train_shards: int, folder: Path, progress: Progress
         others = "" if other_place else "; a --repository or --local of yours may have spN for other N"
         known = f"{', '.join(VARIANTS)} and documents{suggest(name, VARIANTS)}"
         raise UserError(f"no variant {name}; there are {known}{others}")
+    if (expanded(folder) / VALIDATION_TEXT).exists():
+        raise UserError(
+            f"{folder} holds a corpus of another text, which runs may need; name another folder, or delete it"
+        )
     variant = VARIANTS.get(name) or _sentencepiece(int(name[2:]))
     snapshot = place.snapshot(variant, folder)
     training, validation, sidecars = (_shards(snapshot, variant, kind) for kind in ("train", "val", "val_bytes"))

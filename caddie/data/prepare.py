@@ -7,6 +7,7 @@ import lzma
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,7 +66,8 @@ def prepare(
     if path and corpus.is_corpus(path):
         return Corpus.load(path)
     if path and published.is_published(path):
-        return published.describe(path, folder, tokenizer_source, vocabulary, progress)
+        place = partial(_place, existing=existing, progress=progress)
+        return published.describe(path, folder, tokenizer_source, vocabulary, progress, place=place)
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
     folder = expanded(folder).resolve()

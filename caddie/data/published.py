@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
@@ -38,12 +38,14 @@ def describe(
     progress: Progress,
     train_shards: int | None = None,
     origin: Origin | None = None,
+    place: Callable[[Path, str], Path] | None = None,
 ) -> Corpus:
     """Describe the shards in the folder `shards`: write tokenizer, document hashes and manifest to `folder`.
 
     Only the first `train_shards` training shards are used, or all if None. Held-out bytes are those of the side-cars
-    (`*_val_bytes_*.bin`) if there are any, else those that the tokens decode to. Raises `UserError` if a split is
-    missing, a shard is damaged, or the tokenizer or a side-car does not fit.
+    (`*_val_bytes_*.bin`) if there are any, else those that the tokens decode to. `place` takes `folder` and the
+    fingerprint of shards and tokenizer, and returns the folder to write to. Raises `UserError` if a split is missing,
+    a shard is damaged, or the tokenizer or a side-car does not fit.
     """
     shards, folder = expanded(shards).resolve(), expanded(folder).resolve()
     paths = {name: _shards(shards, pattern) for name, pattern in PATTERNS.items()}
@@ -57,6 +59,7 @@ def describe(
     state = [corpus.file_state(path) for path in files]
     made_from = [FORMAT, tokenizer.sha256, state, *([asdict(origin)] if origin else [])]
     inputs = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+    folder = place(folder, inputs) if place else folder
     if found := corpus.reusable(folder, inputs):
         return found
     train, train_hashes = _split(paths["train"], folder, tokenizer, progress)

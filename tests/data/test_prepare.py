@@ -23,6 +23,7 @@ from recording import RecordedProgress
 from caddie.data import corpus, prepare, splits
 from caddie.data import documents as sources
 from caddie.data.corpus import Corpus, read_hashes, set_sha256, write_hashes
+from caddie.data.fineweb import Place, fetch_fineweb
 from caddie.data.manifest import RoundTripFigures
 from caddie.data.shards import open_shard, split_documents, write_shard
 from caddie.data.tokenizers import (
@@ -988,6 +989,18 @@ def test_published_shards_are_described_where_they_lie(shards: Path, tmp_path: P
     inode = (tmp_path / "out" / "manifest.json").stat().st_ino
     make(shards, tmp_path / "out")
     assert (tmp_path / "out" / "manifest.json").stat().st_ino == inode
+
+
+def test_published_shards_replace_no_corpus_of_another_text(made: Corpus, shards: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in made.folder.iterdir()}
+    with pytest.raises(UserError, match=r"holds a corpus of another text, .*; name another folder, or delete it$"):
+        make(shards, made.folder, existing="refuse")
+    beside = make(shards, made.folder, existing="keep").folder
+    assert beside.parent == made.folder.parent
+    assert beside != made.folder
+    with pytest.raises(UserError, match=r"holds a corpus of another text, .*; name another folder, or delete it$"):
+        fetch_fineweb("sp1024", 1, made.folder, SILENT, Place(local=shards))
+    assert {path.name: path.read_bytes() for path in made.folder.iterdir()} == before
 
 
 def test_other_tokens_than_were_hashed_are_refused(shards: Path, tmp_path: Path) -> None:
