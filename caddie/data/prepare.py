@@ -125,8 +125,11 @@ def prepare_validation(
     """Return a corpus for scoring only: every document is held out, except those that `against` trains on.
 
     With `unseen`, the documents that `against` validates on are left out too. Figures and document hashes of the
-    training split are copied from `against`. Raises `UserError` if no document is left.
+    training split are copied from `against`. Raises `UserError` if no document is left, and for a corpus as source,
+    whose manifest would pass for text.
     """
+    if source is not None and (corpus.is_corpus(expanded(source)) or holds_own_shards(expanded(source))):
+        raise UserError(f"{source} is a corpus, and a text is needed; name the text that it was made from")
     folder = expanded(folder).resolve()
     text = Text(sources.find(source, column), identity(tokenizer, against))
     train = against.manifest.train
@@ -291,6 +294,11 @@ def _compressed(data: bytes) -> dict[str, int] | None:
     with ThreadPoolExecutor() as executor:
         sizes = executor.map(lambda compress: len(compress(data)), compressors.values())
         return dict(zip(compressors, sizes, strict=True))
+
+
+def holds_own_shards(folder: Path) -> bool:
+    """True if a folder holds shards that `make_corpus` wrote, with or without the rest of their corpus."""
+    return any(any(folder.glob(name)) for name in OWN_SHARDS)
 
 
 def check_corpus_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from caddie.data.corpus import DOCUMENTS, Corpus, is_corpus
 from caddie.data.documents import HUB, LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
 from caddie.data.manifest import MANIFEST
-from caddie.data.prepare import OWN_SHARDS, check_corpus_folder, prepare, prepare_validation
+from caddie.data.prepare import check_corpus_folder, holds_own_shards, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
 from caddie.data.tokenizers import (
@@ -94,7 +94,7 @@ def check_source(source: str | Path | None) -> None:
     folder = expanded(source) if source is not None else None
     if folder is None or is_corpus(folder):
         return
-    if any(any(folder.glob(name)) for name in OWN_SHARDS):
+    if holds_own_shards(folder):
         raise UserError(f"{source} is a corpus without its {MANIFEST} or {DOCUMENTS}; prepare the data again")
     find(source)
 

@@ -811,6 +811,20 @@ def test_a_foreign_text_is_held_out_from_training(made: Corpus, tmp_path: Path) 
 CAPITALS = [f"The {number}th of NASA's eBay \ue001 pages\n{'And MORE Words ' * (number % 5)}" for number in range(60)]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_corpus_is_no_foreign_text(made: Corpus, tmp_path: Path, whole: bool) -> None:
+    """Its manifest would be a document, and its held-out documents would be the text."""
+    (tmp_path / "b.jsonl").write_bytes(lines(*(f"another {text}" for text in TEXTS)))
+    other = make(tmp_path / "b.jsonl", tmp_path / "other")
+    if not whole:
+        (other.folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match="other is a corpus, and a text is needed; name the text that it was"):
+        prepare.prepare_validation(
+            other.folder, folder=tmp_path / "new", tokenizer=ByteTokenizer(), against=made, progress=SILENT
+        )
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.fixture
 def marked(tmp_path: Path) -> Corpus:
     (tmp_path / "capitals.jsonl").write_bytes(lines(*CAPITALS))
