@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,7 +54,9 @@ def describe(
         if not present:
             raise UserError(f"{shards}: no {name} shards; there must be some named {PATTERNS[name]}")
     paths["train"] = paths["train"][:train_shards]
-    sidecars = sorted(shards.glob(SIDECARS))
+    sidecars = sorted(shards.glob(SIDECARS), key=_numbered)
+    _check_no_gap(paths["validation"])
+    _check_no_gap(sidecars)
     tokenizer = tokenizer_source.build(vocabulary, _no_text)
     files = [*paths["train"], *paths["validation"], *sidecars]
     state = [corpus.file_state(path) for path in files]
@@ -92,7 +95,22 @@ def describe(
 
 def _shards(folder: Path, pattern: str) -> list[Path]:
     # Side-cars lie beside the token shards.
-    return sorted(path for path in folder.glob(pattern) if "_bytes_" not in path.name)
+    return sorted((path for path in folder.glob(pattern) if "_bytes_" not in path.name), key=_numbered)
+
+
+def _numbered(path: Path) -> tuple[str, int]:
+    """Return name and number of a shard, by which they are ordered: a document may end in the shard after its own."""
+    name = path.stem.rstrip("0123456789")
+    return name, int(path.stem[len(name) :] or 0)
+
+
+def _check_no_gap(held_out: Sequence[Path]) -> None:
+    """Raise `UserError` if a number between those of the held-out shards is missing."""
+    for one, other in pairwise(held_out):
+        (name, number), (next_name, next_number) = _numbered(one), _numbered(other)
+        if name == next_name and next_number > number + 1:
+            missing = f"between {one.name} and {other.name} held-out shards are missing"
+            raise UserError(f"{one.parent}: {missing}; copy or fetch them again")
 
 
 def _counted_by(sidecars: Sequence[Path], validation: Split, folder: Path) -> Split:

@@ -1005,6 +1005,20 @@ def test_published_shards_are_described_where_they_lie(shards: Path, tmp_path: P
     assert (tmp_path / "out" / "manifest.json").stat().st_ino == inode
 
 
+def test_published_shards_are_ordered_by_their_numbers(shards: Path, tmp_path: Path) -> None:
+    """Documents run on from one to the next, whatever the zeros before the numbers."""
+    stream = np.array(open_shard(shards / "fineweb_val_000000.bin"))
+    (shards / "fineweb_val_000000.bin").unlink()
+    for number, part in enumerate(np.array_split(stream, 11)):
+        write_shard(shards / f"fineweb_val_{number}.bin", part.copy())
+    found = make(shards, tmp_path / "out")
+    assert np.array_equal(found.validation_tokens(), stream)
+    assert found.manifest.validation.documents == 12
+    (shards / "fineweb_val_4.bin").unlink()
+    with pytest.raises(UserError, match=r"between fineweb_val_3.bin and fineweb_val_5.bin held-out shards are missing"):
+        make(shards, tmp_path / "out")
+
+
 def test_published_shards_replace_no_corpus_of_another_text(made: Corpus, shards: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in made.folder.iterdir()}
     with pytest.raises(UserError, match=r"holds a corpus of another text, .*; name another folder, or delete it$"):
