@@ -159,6 +159,14 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # `Path.expanduser` raises RuntimeError for it
 
 
+def check_utf8(path: Path) -> None:
+    """Raise `UserError` for a path that is not UTF-8, which no JSON file can name."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: the name is not UTF-8; rename it") from None
+
+
 def check_new_file(path: Path, option: str = "--out") -> None:
     """Raise `UserError` if no new file can be made at `path`, which `option` names: before the work, not after it."""
     if path.is_dir():

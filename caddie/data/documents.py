@@ -18,7 +18,7 @@ import zstandard
 
 from caddie.data.hub import Snapshot, on_hub
 from caddie.errors import UserError, first_line
-from caddie.files import expanded, reason
+from caddie.files import check_utf8, expanded, reason
 from caddie.runtime.progress import SILENT, Progress
 
 LIBRARY = "stdlib"
@@ -125,6 +125,7 @@ def _found(source: str | Path | None) -> Source:
     if str(source).startswith(HUB):
         return _data_set(str(source)[len(HUB) :])
     path = expanded(source).resolve()
+    check_utf8(path)
     if path.is_dir():
         files = tuple(_walk(path, re.compile(r"\..*")))
         if not files:

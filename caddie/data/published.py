@@ -17,7 +17,7 @@ from caddie.data.manifest import Manifest, Shard, Split, TokenizerEntry
 from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError
-from caddie.files import expanded
+from caddie.files import check_utf8, expanded
 from caddie.runtime.progress import Progress
 
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
@@ -49,6 +49,7 @@ def describe(
     a shard is damaged, or the tokenizer or a side-car does not fit.
     """
     shards, folder = expanded(shards).resolve(), expanded(folder).resolve()
+    check_utf8(shards)
     paths = {name: _shards(shards, pattern) for name, pattern in PATTERNS.items()}
     for name, present in paths.items():
         if not present:

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import shutil
+import sys
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -291,6 +292,15 @@ def test_a_single_file_must_be_text(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="holds no files"):
         sources.find(tmp_path / "folder")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that takes any bytes for a name")
+def test_a_name_that_is_not_utf8_is_refused_before_the_work(text: Path, shards: Path, tmp_path: Path) -> None:
+    for source in (text, shards):
+        renamed = source.rename(tmp_path / os.fsdecode(b"caf\xe9" + source.suffix.encode()))
+        with pytest.raises(UserError, match="the name is not UTF-8; rename it$"):
+            make(renamed, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_the_library_is_always_there() -> None:
