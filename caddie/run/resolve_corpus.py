@@ -221,6 +221,10 @@ def make_corpus(
     """
     if out:
         check_corpus_folder(out)
+    given_too = [name for name, value in (("--out", out), ("--tokenizer", tokenizer)) if value is not None]
+    if source and against is None and given_too and is_corpus(expanded(source)):
+        options = " and ".join(given_too)
+        raise UserError(f"{source} is a corpus already; leave out {options}, or name the text that it was made from")
     if against is not None:
         other = Corpus.load(Path(against))
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()

@@ -298,7 +298,7 @@ def test_a_single_file_must_be_text(tmp_path: Path) -> None:
 def test_a_name_that_is_not_utf8_is_refused_before_the_work(text: Path, shards: Path, tmp_path: Path) -> None:
     for source in (text, shards):
         renamed = source.rename(tmp_path / os.fsdecode(b"caf\xe9" + source.suffix.encode()))
-        with pytest.raises(UserError, match="the name is not UTF-8; rename it$"):
+        with pytest.raises(UserError, match=r"the name is not UTF-8; rename it$"):
             make(renamed, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
@@ -533,6 +533,17 @@ def test_a_corpus_of_another_text_in_a_named_folder_is_not_replaced(
     ):
         corpora.make_corpus(str(text), recipe, **given)
     assert Corpus.load(out).manifest == first.manifest
+
+
+@pytest.mark.parametrize("given", ["out", "tokenizer"])
+def test_a_corpus_is_not_prepared_again(made: Corpus, tmp_path: Path, given: str) -> None:
+    options: dict[str, Any] = {"out": tmp_path / "new", "tokenizer": str(made.folder / "bytes.model")}
+    options = {**dict.fromkeys(options), given: options[given]}
+    recipe = find("tiny").but({"data.tokenizer": RawBytes(), "model.vocabulary": 257})
+    with pytest.raises(
+        UserError, match=f"is a corpus already; leave out --{given}, or name the text that it was made from$"
+    ):
+        corpora.make_corpus(str(made.folder), recipe, against=None, progress=SILENT, **options)
 
 
 def test_corpora_and_runs_below_a_folder_of_text_are_no_text(text: Path, tmp_path: Path) -> None:
