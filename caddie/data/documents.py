@@ -27,7 +27,7 @@ LIBRARY_TEXT = "the standard library of Python"
 LIBRARY_SUFFIXES = (".py", ".txt", ".rst")
 # Debian ships neither tests nor a site; the others differ from one build of Python to the next.
 LIBRARY_SKIPPED = re.compile(r"site-packages|dist-packages|__pycache__|tests?|idle_test|config-.*|_sysconfigdata.*")
-NAME_OF_ROWS = re.compile(r"[^/]+\.(parquet|(jsonl|ndjson)(\.(gz|xz|zst))?)")
+NAME_OF_ROWS = re.compile(r"[^/]+\.(parquet|(jsonl|ndjson)(\.(gz|xz|zst))?)", re.IGNORECASE)
 PARQUET, ROWS = ".parquet", 256
 HUB, CONVERTED = "hf:", "refs/convert/parquet"
 DOWNLOADS = Path("data") / "hub"
@@ -80,7 +80,7 @@ class Source:
             if self.snapshot:
                 self.snapshot.fetch(names[number], progress, f" ({number + 1} of {len(names)})")
             if _is_rows(path):
-                yield from (_parquet if path.suffix == PARQUET else _json_lines)(path, self.column)
+                yield from (_parquet if path.suffix.lower() == PARQUET else _json_lines)(path, self.column)
                 continue
             text = _text(path)
             if text is None and not self.tolerant:
@@ -156,7 +156,7 @@ def _data_set(name: str) -> Source:
     rows = list(filter(_is_rows, snapshot.sizes))
     wanted = re.compile(rf"(.*/)?{re.escape(split or 'train')}([/._-].*)?")
     files = list(filter(wanted.fullmatch, rows)) or ([] if split else rows)
-    files = [path for path in files if path.endswith(PARQUET)] or files
+    files = [path for path in files if path.lower().endswith(PARQUET)] or files
     if not files:
         there = f"its files are {', '.join(rows[:4])}{', …' if len(rows) > 4 else ''}" if rows else "it has no rows"
         raise UserError(f"{repository} has no split {split}: {there}")
@@ -218,7 +218,7 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {
 
 
 def _open(path: Path) -> BinaryIO:
-    unpacker = _UNPACKERS.get(path.suffix)
+    unpacker = _UNPACKERS.get(path.suffix.lower())
     return path.open("rb") if unpacker is None else io.BufferedReader(_Unpacked(path.open("rb"), unpacker))
 
 

@@ -198,8 +198,10 @@ def test_a_document_in_both_splits_is_counted(made: Corpus) -> None:
 def test_json_lines_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
     pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}[suffix]
     path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(pack(lines("one", "", "zwei ü", "three\n") + b"\n" + lines("four")))
-    assert list(sources.find(path).documents()) == [b"one", "zwei ü".encode(), b"three\n", b"four"]
+    content = pack(lines("one", "", "zwei ü", "three\n") + b"\n" + lines("four"))
+    for named in (path, path.with_name(path.name.upper())):
+        named.write_bytes(content)
+        assert list(sources.find(named).documents()) == [b"one", "zwei ü".encode(), b"three\n", b"four"]
 
 
 @pytest.mark.parametrize(

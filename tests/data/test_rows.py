@@ -42,10 +42,10 @@ def read(source: str | Path) -> list[str]:
 def test_rows_of_parquet_are_documents(tmp_path: Path) -> None:
     path = table(tmp_path / "a.parquet", id=list(range(602)), text=[*TEXTS, "", None])
     assert read(path) == TEXTS
-    other = table(tmp_path / "b.parquet", content=["of another name"], number=[1])
+    other = table(tmp_path / "B.PARQUET", content=["of another name"], number=[1])
     assert read(other) == ["of another name"]
     (tmp_path / "c.txt").write_text("beside")
-    assert read(tmp_path) == [*TEXTS, "of another name", "beside"]
+    assert read(tmp_path) == ["of another name", *TEXTS, "beside"]
 
 
 @pytest.mark.parametrize(
