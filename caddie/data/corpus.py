@@ -80,6 +80,8 @@ class Corpus:
         if self.manifest.byte_source != "documents":
             raise UserError(f"the corpus in {self.folder} was made from token shards and has no text")
         split, path, documents = self.manifest.validation, self.folder / VALIDATION_TEXT, list[bytes]()
+        if not path.is_file():
+            raise UserError(f"{path}: the held-out text is missing; copy the corpus again, or prepare it again")
         left = min(split.source_bytes, _TOKEN_BYTES * split.tokens)  # a stranger's file may unpack to any size
         for document in sources.find(path).documents(whole=True):
             documents.append(document)
