@@ -182,7 +182,12 @@ def make_corpus(
             if made.documents:
                 documents = count(made.documents, "document")
                 progress.note(f"{name}: {documents}, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
-        lines = (json.dumps({"text": document.decode()}) + "\n" for document in held_out)
+        lines = [json.dumps({"text": document.decode()}) + "\n" for document in held_out]
+        if (longest := max(map(len, lines), default=0)) > sources.LONGEST_LINE:
+            raise UserError(
+                f"{plan.text.source.description}: a held-out document takes {longest:,} bytes as a line of JSON, and "
+                f"{sources.LONGEST_LINE:,} can be read again; cut it into documents"
+            )
         packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
         (partial / corpus.VALIDATION_TEXT).write_bytes(packed)
         train, trained_on = unwritten or (splits["train"], training.hashes)

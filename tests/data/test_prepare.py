@@ -563,6 +563,19 @@ def test_corpora_and_runs_below_a_folder_of_text_are_no_text(text: Path, tmp_pat
     assert "recipe.json" in [path.name for path in sources.find(folder).files], "which may be one of a cook's"
 
 
+def test_a_held_out_document_that_cannot_be_read_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written as JSON it has six bytes for each letter beyond ASCII."""
+    monkeypatch.setattr(sources, "LONGEST_LINE", 1000)
+    (tmp_path / "texts").mkdir()
+    for number in range(2):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} {'привет ' * 60}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"takes 2,\d\d\d bytes as a line of JSON, .*; cut it into documents$"):
+        make(tmp_path / "texts", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failure_leaves_no_folder(text: Path, tmp_path: Path) -> None:
     class Broken(ByteTokenizer):
         def encode_many(self, documents):  # type: ignore[no-untyped-def]
@@ -770,6 +783,12 @@ def test_changed_files_are_found(made: Corpus) -> None:
     (made.folder / "validation.jsonl.zst").write_bytes(zstandard.compress(lines("forged")))
     with pytest.raises(UserError, match="not the text of the manifest"):
         made.validation_documents()
+
+
+def test_held_out_text_that_is_missing_is_told(made: Corpus) -> None:
+    (made.folder / "validation.jsonl.zst").unlink()
+    with pytest.raises(UserError, match=r"validation.jsonl.zst: the held-out text is missing; copy the corpus again"):
+        made.check_counts()
 
 
 def test_another_tokenizer_is_refused(made: Corpus) -> None:
