@@ -28,7 +28,7 @@ HASH_BYTES = 16
 FileState = tuple[str, int, int]
 _MOST_STATED = 1.0005
 """Most bytes that side-cars may state per byte that the tokens decode to; the contest's tokenizers need 1.0003."""
-_TOKEN_BYTES = 4096
+TOKEN_BYTES = 4096
 """Most bytes of held-out text per token, on average."""
 _DRAWN = 256
 """Held-out documents, drawn at random, whose hashes of the other kind are looked up among the training documents'."""
@@ -82,7 +82,7 @@ class Corpus:
         split, path, documents = self.manifest.validation, self.folder / VALIDATION_TEXT, list[bytes]()
         if not path.is_file():
             raise UserError(f"{path}: the held-out text is missing; copy the corpus again, or prepare it again")
-        left = min(split.source_bytes, _TOKEN_BYTES * split.tokens)  # a stranger's file may unpack to any size
+        left = min(split.source_bytes, TOKEN_BYTES * split.tokens)  # a stranger's file may unpack to any size
         for document in sources.find(path).documents(whole=True):
             documents.append(document)
             if (left := left - len(document)) < 0:

@@ -182,12 +182,7 @@ def make_corpus(
             if made.documents:
                 documents = count(made.documents, "document")
                 progress.note(f"{name}: {documents}, {made.source_bytes:,} bytes, {made.tokens:,} tokens")
-        lines = [json.dumps({"text": document.decode()}) + "\n" for document in held_out]
-        if (longest := max(map(len, lines), default=0)) > sources.LONGEST_LINE:
-            raise UserError(
-                f"{plan.text.source.description}: a held-out document takes {longest:,} bytes as a line of JSON, and "
-                f"{sources.LONGEST_LINE:,} can be read again; cut it into documents"
-            )
+        lines = _held_out_lines(held_out, splits["validation"], plan.text.source.description)
         packed = zstandard.ZstdCompressor(level=9).compress("".join(lines).encode())
         (partial / corpus.VALIDATION_TEXT).write_bytes(packed)
         train, trained_on = unwritten or (splits["train"], training.hashes)
@@ -282,6 +277,22 @@ def _batches(documents: Iterator[Planned], progress: Progress) -> Iterator[list[
                 progress.note(f"{(total + size) / 1e6:,.0f} MB encoded")
             total, size, batch = total + size, 0, []
     yield batch
+
+
+def _held_out_lines(documents: list[bytes], split: Split, name: str) -> list[str]:
+    """Return held-out documents as JSON lines; `UserError` for what `Corpus.validation_documents` would refuse."""
+    if split.source_bytes > corpus.TOKEN_BYTES * split.tokens:
+        raise UserError(
+            f"{name}: {split.tokens:,} tokens stand for {split.source_bytes:,} bytes of held-out text, more than"
+            f" {corpus.TOKEN_BYTES:,} each, which is not scored; take a tokenizer that keeps its text"
+        )
+    lines = [json.dumps({"text": document.decode()}) + "\n" for document in documents]
+    if (longest := max(map(len, lines), default=0)) > sources.LONGEST_LINE:
+        raise UserError(
+            f"{name}: a held-out document takes {longest:,} bytes as a line of JSON, and {sources.LONGEST_LINE:,} can"
+            " be read again; cut it into documents"
+        )
+    return lines
 
 
 def _compressed(data: bytes) -> dict[str, int] | None:

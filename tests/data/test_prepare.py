@@ -576,6 +576,15 @@ def test_a_held_out_document_that_cannot_be_read_again_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_held_out_text_of_too_few_tokens_is_refused_before_the_training(tmp_path: Path, real_data: Path) -> None:
+    """A tokenizer that makes one space of many leaves a text that scoring would not read back."""
+    (tmp_path / "a.jsonl").write_bytes(lines(*(f"a{' ' * 20_000}{number}" for number in range(10))))
+    model = SentencePieceFile(path=str(real_data / "tokenizers" / "fineweb_1024_bpe.model"))
+    with pytest.raises(UserError, match=r"bytes of held-out text, more than 4,096 each, .* that keeps its text$"):
+        make(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_source=model, vocabulary=1024)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_failure_leaves_no_folder(text: Path, tmp_path: Path) -> None:
     class Broken(ByteTokenizer):
         def encode_many(self, documents):  # type: ignore[no-untyped-def]
