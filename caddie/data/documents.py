@@ -32,8 +32,12 @@ PARQUET, ROWS = ".parquet", 256
 HUB, CONVERTED = "hf:", "refs/convert/parquet"
 DOWNLOADS = Path("data") / "hub"
 """Folder of files from the hub, below the working directory."""
-OWN_FOLDERS = ({"manifest.json", "documents.npz"}, {"recipe.json", "log.jsonl"})
-"""Files by which a corpus and a run are known; their folders are no text."""
+OWN_FOLDERS = (
+    {"manifest.json", "documents.npz"},
+    {"tokenizer.bin", "validation.jsonl.zst"},
+    {"recipe.json", "log.jsonl"},
+)
+"""Files by which a corpus, one that lost its manifest, and a run are known; their folders are no text."""
 UNCUT_BYTES = 1 << 16
 PIECE_BYTES = 1 << 14
 BLANK_LINE, LINE_END = re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n")
