@@ -142,7 +142,7 @@ def divide(sizes: dict[bytes, int], fraction: float, source: Source, duplicates:
         again = f" (duplicates dropped: {duplicates:,})" if duplicates else ""
         raise UserError(
             f"{source.description}: one document{again}, and two or more are needed; give JSON lines (.jsonl), a folder"
-            f" of files, or a text of more than {UNCUT_BYTES >> 10} KiB, which is cut at blank lines and line ends"
+            f" of files, or a text of more than {UNCUT_BYTES >> 10} KiB with line ends, at which it is cut"
         )
     lowest, highest = min(sizes), max(sizes)
     bound = int(fraction * (1 << 64)).to_bytes(8, "big")

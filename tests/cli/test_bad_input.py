@@ -404,7 +404,9 @@ TEXTS = [
     Case("text a device", lambda b: b.run(data="/dev/null"), "/dev/null: not a regular file; save the text in one"),
     Case("text empty", lambda b: b.text("a.txt", ""), "a.txt: no documents"),
     Case("text too short", lambda b: b.text("a.txt", "One."), "a.txt: one document, and two or more are needed"),
-    Case("text without lines", lambda b: b.text("a.txt", "word " * 20_000), "which is cut at blank"),
+    Case(
+        "text without lines", lambda b: b.text("a.txt", "word " * 20_000), "64 KiB with line ends, at which it is cut"
+    ),
     Case(
         "text of copies",
         lambda b: b.text("a.jsonl", 3 * '{"text": "a"}\n'),

@@ -554,6 +554,7 @@ def test_corpora_and_runs_below_a_folder_of_text_are_no_text(text: Path, tmp_pat
     for name, held in zip(("a.txt", "b.txt"), TEXTS, strict=False):
         (folder / name).write_text(str(held))
     make(text, folder / "data" / "corpus")
+    (make(text, folder / "data" / "half_copied").folder / "manifest.json").unlink()
     run = folder / "runs" / "tiny"
     run.mkdir(parents=True)
     for name in ("recipe.json", "log.jsonl"):
