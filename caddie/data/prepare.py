@@ -140,6 +140,8 @@ def prepare_validation(
     trained_on = corpus.read_hashes(against.folder, "train")
     seen = trained_on | corpus.read_hashes(against.folder, "validation") if unseen else trained_on
     sizes, duplicates = text.survey(progress)
+    if against.manifest.hashed == "documents" and max(sizes.values()) > sources.UNCUT_BYTES:
+        seen = seen | _seen_in_pieces(text, seen)
     plan = Plan(text, inputs, {key: "validation" for key in sizes if key not in seen}, duplicates)
     if not plan.splits:
         seen_in = "the training or the held-out text" if unseen else "the training text"
@@ -149,6 +151,12 @@ def prepare_validation(
         progress.note(f"{removed:,} of {len(sizes):,} documents left out: they are in {against.folder}'s text")
     fields: dict[str, Any] = {"hashed": against.manifest.hashed, "training_documents_removed": removed}
     return make_corpus(plan, tokenizer, folder, progress, unwritten, **fields)
+
+
+def _seen_in_pieces(text: Text, seen: set[bytes]) -> set[bytes]:
+    """Return the hashes of long documents with a piece that was seen: alone, as a training text, they were cut."""
+    long = (document for document in text.source.documents() if len(document) > sources.UNCUT_BYTES)
+    return {text.identity(one) for one in long if not seen.isdisjoint(map(text.identity, sources.cut(one)))}
 
 
 def make_corpus(

@@ -863,6 +863,21 @@ def test_a_foreign_text_is_held_out_from_training(made: Corpus, tmp_path: Path) 
 CAPITALS = [f"The {number}th of NASA's eBay \ue001 pages\n{'And MORE Words ' * (number % 5)}" for number in range(60)]
 
 
+def test_a_book_that_was_trained_on_in_pieces_is_left_out_whole(tmp_path: Path) -> None:
+    """Beside another text it is one document, whose hash is that of no piece."""
+    (tmp_path / "texts").mkdir()
+    book = "".join(f"line {number} of a book\n\n" for number in range(9000))
+    for name, content in (("book.txt", book), ("long.txt", book[::-1]), ("new.txt", "a new text")):
+        (tmp_path / "texts" / name).write_text(content)
+    trained = make(tmp_path / "texts" / "book.txt", tmp_path / "book")
+    found = prepare.prepare_validation(
+        tmp_path / "texts", folder=tmp_path / "new", tokenizer=ByteTokenizer(), against=trained, progress=SILENT
+    )
+    assert found.validation_documents() == [book[::-1].encode(), b"a new text"]
+    found.check_disjoint()
+    assert found.manifest.training_documents_removed == 1
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_corpus_is_no_foreign_text(made: Corpus, tmp_path: Path, whole: bool) -> None:
     """Its manifest would be a document, and its held-out documents would be the text."""
