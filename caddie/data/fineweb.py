@@ -10,7 +10,7 @@ from caddie.data import published
 from caddie.data.corpus import VALIDATION_TEXT, Corpus, document_hash, file_sha256, reusable
 from caddie.data.documents import find
 from caddie.data.hub import Snapshot, on_disk, on_hub
-from caddie.data.prepare import SAMPLE_BYTES, content_of, make_corpus
+from caddie.data.prepare import SAMPLE_BYTES, Existing, content_of, folder_for, make_corpus
 from caddie.data.shards import open_shard
 from caddie.data.splits import FirstHeldOut, Text
 from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceFile, TokenizerSource
@@ -157,13 +157,14 @@ def fetch_documents(
     vocabulary: int,
     progress: Progress,
     place: Place = Place(),
+    existing: Existing = "replace",
 ) -> Corpus:
     """Return a corpus of the contest's documents under any tokenizer: bytes are counted from the documents.
 
     The first 50,000 are held out, as the contest does; training takes `train_shards` shards of 100 million tokens from
-    the rest, in the order of the file. The corpus is written to `folder`, and the documents are kept in `downloads`.
-    Raises `UserError` if they are not those of their side-car. Memory holds the validation text, a shard, and about
-    0.2 kB a document.
+    the rest, in the order of the file. The corpus is written to `folder`, where `existing` is for that of another text,
+    and the documents are kept in `downloads`. Raises `UserError` if they are not those of their side-car. Memory holds
+    the validation text, a shard, and about 0.2 kB a document.
     """
     snapshot = place.snapshot(VARIANTS["sp1024"], downloads)
     paths = {Path(path).name: path for path in snapshot.sizes}
@@ -176,6 +177,7 @@ def fetch_documents(
     settings = [content_of(tokenizer_source), vocabulary, "first", HELD_OUT, train_shards, origin and asdict(origin)]
     text = Text(find(documents), document_hash)
     plan = FirstHeldOut(text, text.fingerprint(settings), HELD_OUT)
+    folder = folder_for(folder, plan.inputs, existing, progress)
     if found := reusable(folder, plan.inputs):
         return found
     _check_documents(documents, facts, progress)

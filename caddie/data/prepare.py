@@ -66,14 +66,14 @@ def prepare(
     if path and corpus.is_corpus(path):
         return Corpus.load(path)
     if path and published.is_published(path):
-        place = partial(_place, existing=existing, progress=progress)
+        place = partial(folder_for, existing=existing, progress=progress)
         return published.describe(path, folder, tokenizer_source, vocabulary, progress, place=place)
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
     folder = expanded(folder).resolve()
     text = Text(sources.find(source, column), corpus.document_hash)
     inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
-    folder = _place(folder, inputs, existing, progress)
+    folder = folder_for(folder, inputs, existing, progress)
     if ready := corpus.reusable(folder, inputs):
         return ready
     sizes, duplicates = text.survey(progress)
@@ -94,7 +94,7 @@ def prepare(
     return made
 
 
-def _place(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Path:
+def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Path:
     """Return the folder for the corpus of these inputs: `folder`, or one beside it. A damaged corpus is replaced."""
     try:
         other = corpus.is_corpus(folder) and read_manifest(folder).inputs != inputs
@@ -134,7 +134,7 @@ def prepare_validation(
     text = Text(sources.find(source, column), identity(tokenizer, against))
     train = against.manifest.train
     inputs = text.fingerprint([tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])])
-    folder = _place(folder, inputs, existing, progress)
+    folder = folder_for(folder, inputs, existing, progress)
     if ready := corpus.reusable(folder, inputs):
         return ready
     trained_on = corpus.read_hashes(against.folder, "train")

@@ -10,7 +10,7 @@ from caddie.data.corpus import DOCUMENTS, Corpus, is_corpus
 from caddie.data.documents import HUB, LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
 from caddie.data.manifest import MANIFEST
-from caddie.data.prepare import check_corpus_folder, holds_own_shards, prepare, prepare_validation
+from caddie.data.prepare import Existing, check_corpus_folder, holds_own_shards, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
 from caddie.data.tokenizers import (
@@ -257,7 +257,8 @@ def fetch_corpus(
     source, size = recipe.data.tokenizer, recipe.model.vocabulary
     downloads = fetched(variant)
     folder = out or _corpus_folder(downloads, [source.to_json(), size, shards])
-    return fetch_documents(shards, folder, downloads, source, size, progress, place)
+    existing: Existing = "refuse" if out else "replace"
+    return fetch_documents(shards, folder, downloads, source, size, progress, place, existing)
 
 
 def fetched(variant: str) -> Path:

@@ -27,7 +27,8 @@ from caddie.data.hub import Origin
 from caddie.data.shards import open_shard, split_documents, write_shard
 from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceBPE, Tokenizer
 from caddie.errors import UserError
-from caddie.run.resolve_corpus import describe
+from caddie.recipes.catalog import find
+from caddie.run.resolve_corpus import describe, fetch_corpus
 from caddie.run.stages import held_out_text
 from caddie.runtime.progress import SILENT
 
@@ -397,6 +398,19 @@ def test_the_first_documents_are_held_out_and_counted_in_bytes(tmp_path: Path) -
     assert (found.manifest.train.documents, found.manifest.duplicates_removed) == (68, 2)
     found.check_disjoint()
     found.count_again()
+
+
+def test_a_corpus_in_a_named_folder_is_not_replaced(tmp_path: Path) -> None:
+    recipe = find("tiny").but({"data.tokenizer": RawBytes(), "model.vocabulary": 257})
+    given: dict[str, Any] = {"tokenizer": None, "out": tmp_path / "out", "progress": SILENT}
+    one, other = (
+        Place(local=documents_of([f"{name} {number}".encode() for number in range(60)], tmp_path / name))
+        for name in ("one", "other")
+    )
+    first = fetch_corpus("documents", 1, recipe, place=one, **given)
+    with pytest.raises(UserError, match=r"out holds a corpus of another text, .*; name another folder, or delete it$"):
+        fetch_corpus("documents", 1, recipe, place=other, **given)
+    assert Corpus.load(tmp_path / "out").manifest == first.manifest
 
 
 def test_training_takes_so_many_full_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
