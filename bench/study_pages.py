@@ -26,7 +26,6 @@ SYSTEM = re.compile(r"\(system (\d+)\)")
 DECIDED = ("better", "worse", "same")
 TECHNIQUES = {
     "Train.batch_tokens": ("002, twice the batch", "002, four times the batch", "a third more tokens a step"),
-    "EMA": ("002, no average",),
     "SwiGLU": ("003, SwiGLU",),
     "Recurrence": ("003, layers 1 and 2 twice",),
     "PlainRoPE.dims": ("001, all channels rotary",),

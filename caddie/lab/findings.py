@@ -103,7 +103,6 @@ def _verdicts(study: Mapping[str, Any], groups: Groups, price: float | None) -> 
             continue
         entry, verdict, claim = study["entries"][label], judged.get(label), study["entries"][label]["claim"]
         word = verdict.word if verdict else "unclear"
-        agrees = "open" if word == "unclear" else "agrees" if claim and word == claim["word"] else "disagrees"
         tested = ("difference", "interval", "test", "p", "q", "q_same", "seeds_needed")
         found.append(
             {
@@ -115,7 +114,7 @@ def _verdicts(study: Mapping[str, Any], groups: Groups, price: float | None) -> 
                 "spread": verdict.spread.to_json() if verdict and verdict.spread else None,
                 "word": word,
                 "reason": verdict.reason if verdict else f"{rival} {unlike[rival in scores]}",
-                "agrees": agrees if claim else None,
+                "agrees": _agrees(word, claim, study["margin"]) if claim else None,
                 **_valid(groups[label]),
                 "bytes": _more_bytes(groups[label], groups[rival]),
                 "seconds": fmean(map(run_seconds, groups[label])),
@@ -123,6 +122,14 @@ def _verdicts(study: Mapping[str, Any], groups: Groups, price: float | None) -> 
             }
         )
     return sorted(found, key=lambda one: math.inf if one["difference"] is None else one["difference"])
+
+
+def _agrees(word: str, claim: Mapping[str, Any], margin: float) -> str:
+    """Return whether a verdict bears a claim out; `same` neither does nor refutes a claimed difference within it."""
+    small = claim["difference"] is not None and abs(claim["difference"]) <= margin
+    if word == claim["word"]:
+        return "agrees"
+    return "open" if word == "unclear" or (word == "same" and small) else "disagrees"
 
 
 def _documents(*sides: Sequence[Row]) -> tuple[Documents, Documents] | None:

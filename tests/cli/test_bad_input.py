@@ -420,7 +420,7 @@ TEXTS = [
     Case("JSON not UTF-8", lambda b: b.text("a.jsonl", b'{"text": "caf\xe9"}'), "a.jsonl:1: not JSON"),
     Case("JSON too deep", lambda b: b.text("a.jsonl", "[" * 100_000), "a.jsonl:1: not JSON"),
     Case("gz truncated", lambda b: b.text("a.txt.gz", half(gzip.compress(TEXT.encode()))), "a.txt.gz: cannot be read"),
-    Case("gz not compressed", lambda b: b.text("a.txt.gz", TEXT), "a.txt.gz: cannot be read (Not a gzipped file"),
+    Case("gz not compressed", lambda b: b.text("a.txt.gz", TEXT), "a.txt.gz: cannot be read ("),
     Case("xz truncated", lambda b: b.text("a.txt.xz", half(lzma.compress(TEXT.encode()))), "a.txt.xz: cannot be read"),
     Case("xz not compressed", lambda b: b.text("a.txt.xz", TEXT), "a.txt.xz: cannot be read"),
     Case(

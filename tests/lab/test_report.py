@@ -16,7 +16,7 @@ from run_folder import make_events, make_result, write_run
 
 from caddie.config import plain
 from caddie.errors import UserError
-from caddie.lab.findings import findings
+from caddie.lab.findings import _agrees, findings
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines
 from caddie.lab.report import (
     duration,
@@ -284,6 +284,24 @@ def test_bytes_are_those_above_what_an_entry_is_compared_with() -> None:
     assert row[8] == "+11,345"
     assert "\u221211,900" in table
     assert "| same | +11,345 | same | agrees |" in markdown(findings(study, rows))
+
+
+@pytest.mark.parametrize(
+    ("word", "claimed", "difference", "agrees"),
+    [
+        ("better", "better", -0.01, "agrees"),
+        ("worse", "better", -0.01, "disagrees"),
+        ("unclear", "better", -0.01, "open"),
+        ("same", "same", None, "agrees"),
+        ("same", "worse", 0.01, "disagrees"),
+        ("same", "worse", None, "disagrees"),
+        ("same", "worse", 0.0006, "open"),
+    ],
+)
+def test_a_claim_within_the_margin_is_not_refuted_by_the_same(
+    word: str, claimed: str, difference: float | None, agrees: str
+) -> None:
+    assert _agrees(word, {"word": claimed, "difference": difference}, margin=0.002) == agrees
 
 
 # Sweeps
