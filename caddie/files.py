@@ -17,7 +17,7 @@ from pathlib import Path
 from caddie.errors import UserError
 
 _UNFINISHED = re.compile(r"\.caddie-(.+)-[0-9a-f]{16}\.tmp")
-"""Name of an unfinished file: a process, as `_process` names it, and a random number."""
+"""Name of an unfinished file: a process, as `process_name` names it, and a random number."""
 _OWN: set[Path] = set()
 """Unfinished files that `replacing` is writing in this process."""
 _STAGED: dict[Path, Path] = {}
@@ -117,18 +117,18 @@ def unfinished(path: Path) -> Path:
         with suppress(OSError):  # its process may finish it meanwhile
             if (named := _UNFINISHED.fullmatch(left.name)) and _abandoned(left, named[1]):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return folder / f".caddie-{_process(os.getpid())}-{secrets.token_hex(8)}.tmp"
+    return folder / f".caddie-{process_name(os.getpid())}-{secrets.token_hex(8)}.tmp"
 
 
 def _abandoned(left: Path, process: str) -> bool:
     """True if its process has ended or, where that cannot be told from here, if it was not written to for long."""
     numbers, _, life = process.rpartition(".")
     if numbers == _numbers():
-        return process != _process(int(life.partition("-")[0]))
+        return process != process_name(int(life.partition("-")[0]))
     return time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*"))) > _ABANDONED_SECONDS
 
 
-def _process(number: int) -> str:
+def process_name(number: int) -> str:
     """Name a process, as no other is, whatever the clock says: the system that numbered it, its number and its start.
 
     The start is 0 for a process that has ended.

@@ -18,7 +18,7 @@ from caddie.lab.measured import spent
 from caddie.report.read import known_number, read_object
 from caddie.report.run_files import DRIVER
 from caddie.report.tables import duration
-from caddie.run.run_lock import Holder, this_process
+from caddie.run.run_lock import Holder, read_holder, this_process
 from caddie.runtime.child_process import child_environment
 
 NICE = 10
@@ -69,8 +69,7 @@ def read_state(folder: Path) -> StudyState | None:
     """Return the state of the study whose runs are in a folder, or None if none was begun there."""
     try:
         found: Mapping[str, Any] = read_object(folder / DRIVER)
-        who = found["driver"]
-        driver = Holder(str(who["host"])[:100], int(who["pid"]), float(who["started"]), str(who["since"])[:40])
+        driver = read_holder(found["driver"])
         counts = int(found["done"]), int(found.get("failed", 0)), int(found["total"])
         if not 0 <= counts[1] <= counts[0] <= counts[2] < 1 << 40:
             return None

@@ -12,13 +12,14 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from caddie.errors import UserError
-from caddie.files import open_flags, read_file, reason, staged
+from caddie.files import open_flags, process_name, read_file, reason, staged
 
 LOCK = ".lock"
 _STAGING, _GONE = ".writing-", ".removed-"
@@ -35,6 +36,8 @@ class Holder:
     """Start of the process, in seconds since 1970: numbers of processes are used again."""
     since: str
     """Time at which it took the lock."""
+    name: str = ""
+    """The process as no other is named, whatever the clock says; empty in what an older version wrote."""
 
     @property
     def alive(self) -> bool | None:
@@ -44,6 +47,8 @@ class Holder:
         if self.host != platform.node():
             return None
         try:
+            if self.name:  # a clock that is set moves all starts in seconds since 1970
+                return self.name == process_name(self.pid)
             return bool(abs(psutil.Process(self.pid).create_time() - self.started) < 2)
         except (psutil.Error, ValueError, OverflowError):  # a file may name any number
             return False
@@ -53,15 +58,20 @@ def this_process(pid: int | None = None) -> Holder:
     """Return this process, or another of this machine, as the holder of a lock from now on."""
     import psutil
 
-    process = psutil.Process(pid)
-    return Holder(platform.node(), process.pid, process.create_time(), time.strftime("%Y-%m-%d %H:%M:%S"))
+    process, now = psutil.Process(pid), time.strftime("%Y-%m-%d %H:%M:%S")
+    return Holder(platform.node(), process.pid, process.create_time(), now, process_name(process.pid))
+
+
+def read_holder(said: Mapping[str, Any]) -> Holder:
+    """Return the holder that a file states; `ValueError`, `TypeError`, `KeyError` or `OverflowError` if it is none."""
+    host, since, name = str(said["host"])[:255], str(said["since"])[:40], str(said.get("name", ""))[:200]
+    return Holder(host, int(said["pid"]), float(said["started"]), since, name)
 
 
 def holder(folder: Path) -> Holder | None:
     """Return the last process that took the lock of a run folder and has not given it back; None for none."""
     try:
-        said = json.loads(read_file(folder / LOCK)[:4096])
-        return Holder(str(said["host"]), int(said["pid"]), float(said["started"]), str(said["since"]))
+        return read_holder(json.loads(read_file(folder / LOCK)[:4096]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # a `UserError` for no file too
         return None
 

@@ -336,7 +336,7 @@ def test_states_of_runs_that_go_wrong(ask: Ask, root: Path) -> None:
 def test_studies_with_their_runs_and_the_time_left(ask: Ask, root: Path) -> None:
     state = StudyState("rates", "somewhere", 3, 0, 12, 5400.0, this_process())
     state.write(root / "rates")
-    replace(state, study="gone", driver=replace(this_process(), started=1.0)).write(root / "gone")
+    replace(state, study="gone", driver=replace(this_process(), name="x-1")).write(root / "gone")
     replace(state, study=HOSTILE, done=12).write(root / "whole")
     write(root / "odd", driver="[")
     write(root / "worse", driver=state.to_json() | {"done": 10**400})

@@ -30,7 +30,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found == STATE
     assert str(found) == "rates: elsewhere, 1 of 3 runs, 2.0 h left (process 1 on another machine since then)"
     assert replace(STATE, driver=this_process()).state == "running"
-    assert replace(STATE, driver=replace(this_process(), started=0.0)).state == "stopped", "a number used again"
+    assert replace(STATE, driver=replace(this_process(), name="x-1")).state == "stopped", "a number used again"
+    assert replace(STATE, driver=replace(this_process(), started=0.0, name="")).state == "stopped", "older"
     done = replace(STATE, done=3)
     assert (done.state, "left" in str(done)) == ("finished", False)
     assert "3 of 3 runs, 2 failed (--retry runs them again) (process" in str(replace(done, failed=2))
@@ -61,6 +62,15 @@ def test_a_file_that_is_no_state(change: dict[str, Any], tmp_path: Path) -> None
 @pytest.mark.parametrize("pid", [-5, 0, 1 << 70])
 def test_no_process_has_such_a_number(pid: int) -> None:
     assert replace(this_process(), pid=pid).alive is False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system keeps the start of a process by the clock")
+def test_a_process_lives_on_when_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a laptop woke: the time of the boot is what the clock says less the time since."""
+    driver, boot = this_process(), psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot + 5.0)
+    assert driver.alive is True
+    assert replace(driver, name="").alive is False, "what an older version wrote knows no better"
 
 
 def test_the_time_left_is_that_of_the_runs_before() -> None:
