@@ -6,11 +6,14 @@ machine ends, the file stays and names a process that is gone: the study is stop
 
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
+
+from filelock import FileLock, Timeout
 
 from caddie.errors import UserError
 from caddie.files import write_json
@@ -80,6 +83,24 @@ def read_state(folder: Path) -> StudyState | None:
         return None
 
 
+@contextmanager
+def alone(lock: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock; if another process has it, raise a `UserError` that says `otherwise`."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            yield
+    except Timeout:
+        raise UserError(otherwise) from None
+
+
+def driving(runs: Path) -> AbstractContextManager[None]:
+    """Hold the lock of the one process that does the runs in a study's folder; `UserError` if another has it."""
+    otherwise = f"a study named {runs.name} is being run by another process, whatever its --out; wait for it, "
+    otherwise += "stop it, or run this one in another working directory or under a name of its own"
+    return alone(runs / ".lock", otherwise)
+
+
 def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> float | None:
     """Estimate the seconds that the runs left take: as long as the finished ones on average, `workers` at once."""
     known = [spent(row) for row in rows if row["state"] == "finished"]
@@ -95,12 +116,11 @@ def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total
     """
     import torch
 
-    before = read_state(runs / study)
-    if before is not None and before.driver.alive:
-        raise UserError(f"{before}; wait for it, or stop it: kill {before.driver.pid}")
+    _stopped_state(runs / study)
     results.mkdir(parents=True, exist_ok=True)
     threads = {} if torch.cuda.is_available() else {"OMP_NUM_THREADS": "1"}
-    with (results / STUDY_LOG).open("ab") as output:
+    with driving(runs / study), (results / STUDY_LOG).open("ab") as output:
+        before = _stopped_state(runs / study)  # another may have begun it since
         process = subprocess.Popen(
             [sys.executable, "-m", "caddie", *arguments],
             stdin=subprocess.DEVNULL,
@@ -109,7 +129,15 @@ def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total
             start_new_session=True,
             env=threads | child_environment(),
         )
-    done, failed, left = (before.done, before.failed, before.seconds_left) if before else (0, 0, None)
-    begun = StudyState(study, str(results.resolve()), done, failed, total, left, this_process(process.pid))
-    begun.write(runs / study)
+        done, failed, left = (before.done, before.failed, before.seconds_left) if before else (0, 0, None)
+        begun = StudyState(study, str(results.resolve()), done, failed, total, left, this_process(process.pid))
+        begun.write(runs / study)
     return begun
+
+
+def _stopped_state(runs: Path) -> StudyState | None:
+    """Return the state of a study, or None before its first start; `UserError` if it is running on this machine."""
+    state = read_state(runs)
+    if state is not None and state.driver.alive:
+        raise UserError(f"{state}; wait for it, or stop it: kill {state.driver.pid}")
+    return state

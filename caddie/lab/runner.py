@@ -18,18 +18,16 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from caddie.config.userfile import user_files
 from caddie.data.corpus import Corpus
 from caddie.errors import UserError, count
 from caddie.files import write_json
-from caddie.lab.background import StudyState, seconds_left
+from caddie.lab.background import StudyState, driving, seconds_left
 from caddie.lab.executors import Executor, Local
 from caddie.lab.job import Run, finished, has_reusable_training, write_job
 from caddie.lab.report import Results
@@ -90,9 +88,7 @@ def run_study(
     progress = progress or Display(stream=sys.stdout)
     check_results(study, results)
     planned = plan(study, data, runs, progress, results=results)
-    otherwise = f"a study named {study.name} is being run by another process, whatever its --out; wait for it, "
-    otherwise += "stop it, or run this one in another working directory or under a name of its own"
-    with alone(runs / study.name / ".lock", otherwise):
+    with driving(runs / study.name):
         for run in planned if retry else ():
             for name in (STOP, ERROR):  # in this order, for without its error a run is not over
                 (run.folder / name).unlink(missing_ok=True)
@@ -108,17 +104,6 @@ def check_results(study: Study, results: Path) -> None:
     """Raise `UserError` if a folder of results is another study's."""
     if (results / STUDY).exists() and read_study(results / STUDY)["name"] != study.name:
         raise UserError(f"{results} holds the results of another study; name another folder with --out")
-
-
-@contextmanager
-def alone(lock: Path, otherwise: str) -> Iterator[None]:
-    """Hold a lock; if another process has it, raise a `UserError` that says `otherwise`."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(lock, timeout=0):
-            yield
-    except Timeout:
-        raise UserError(otherwise) from None
 
 
 def checked_recipes(study: Study) -> dict[str, Recipe]:

@@ -18,7 +18,7 @@ from test_kill import ENTRIES, Watched, check_log
 from tiny_study import write_study
 
 from caddie.errors import UserError
-from caddie.lab.background import StudyState, begin, read_state, seconds_left
+from caddie.lab.background import StudyState, begin, driving, read_state, seconds_left
 from caddie.run.run_lock import Holder, this_process
 
 STATE = StudyState("rates", "results", 1, 0, 3, 7200.0, Holder("another machine", 1, 0.0, "then"))
@@ -85,6 +85,16 @@ def test_a_study_that_somebody_is_at_is_not_begun_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"rates: running, 1 of 3 .*; wait for it, or stop it: kill {os.getpid()}"):
         begin("rates", tmp_path / "runs", tmp_path / "results", ["recipes"], 3)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("state", [None, STATE])
+def test_a_study_whose_lock_is_held_is_not_begun_and_keeps_its_state(state: StudyState | None, tmp_path: Path) -> None:
+    """Its driver still prepares the text, or is on another machine: the state does not tell of it."""
+    if state:
+        state.write(tmp_path / "runs" / "rates")
+    with driving(tmp_path / "runs" / "rates"), pytest.raises(UserError, match="rates is being run by another process"):
+        begin("rates", tmp_path / "runs", tmp_path / "results", ["recipes"], 3)
+    assert read_state(tmp_path / "runs" / "rates") == state
 
 
 def caddie(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
