@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from caddie.config.userfile import user_files
@@ -205,18 +205,18 @@ class _StudyInProgress:
 
     def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
         """Do the runs that are not over, and return a row for every run."""
-        study, planned = self.study, self.planned
+        study = self.study
         context = {"study": study.name, "workers": executor.workers}
         begun: Counter[Path] = Counter()
-        self.over = {run.folder for run in planned if run.over}
+        self.over = {run.folder for run in self.planned if run.over}
         write_json(self.results / STUDY, {**study.to_json(), "command": command})
-        if kept := sum(run.row is not None for run in planned):
+        if kept := sum(run.row is not None for run in self.planned):
             what = f"{count(kept, 'run')} finished elsewhere, by the rows in {self.results}"
             self.progress.note(f"{what}; to do them again here, name another folder with --out")
-        keep_earlier(self.results, {run.key for run in planned}, self.progress)
+        keep_earlier(self.results, {run.key for run in self.planned}, self.progress)
         self._keep("done so far")
-        while groups := _groups([run for run in planned if not run.over]):
-            trained = {training_of(run): run for run in reversed(planned) if has_reusable_training(run.folder)}
+        while groups := _groups(self._left()):
+            trained = {training_of(run): run for run in reversed(self.planned) if has_reusable_training(run.folder)}
             jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
             for ended in executor.run(list(jobs)):
                 if ended is None:
@@ -233,7 +233,19 @@ class _StudyInProgress:
                     self._remove_checkpoints()
         if not keep_checkpoints:
             self._remove_checkpoints()
+        self.rows = keep(self.study, self.planned, self.results)
         return self.rows
+
+    def _left(self) -> list[Run]:
+        """Return the runs that are not over; one whose folder was removed after it had finished counts by its row.
+
+        So does one whose row has come from another machine meanwhile.
+        """
+        rows = {str(row["key"]): row for row in self.rows if row["state"] == "finished"}
+        with suppress(UserError):  # somebody may be merging the file
+            rows |= finished_rows(self.results / RESULTS)
+        self.planned = [run if run.over else replace(run, row=rows.get(run.key)) for run in self.planned]
+        return [run for run in self.planned if not run.over]
 
     def _collect(self, groups: Iterable[list[Run]]) -> None:
         """Keep the rows of the runs that ended since."""
@@ -269,6 +281,7 @@ class _StudyInProgress:
 
     def _keep(self, text: str) -> None:
         """Write rows and state, and show how many runs are over and how long the others will take."""
+        self._left()
         self.rows = keep(self.study, self.planned, self.results)
         done = sum(run.over for run in self.planned)
         left = seconds_left(self.rows, self.total - done, self.workers)

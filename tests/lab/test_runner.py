@@ -261,6 +261,45 @@ def test_a_study_goes_on_from_its_rows_where_the_folders_are_gone(text: str, fol
     assert (len(rows), len(elsewhere.done)) == (6, len(before)), "other results know of no rows"
 
 
+def test_what_finished_counts_though_its_folder_is_removed_while_the_study_runs(
+    text: str, folders: dict[str, Path]
+) -> None:
+    class Removing(Pretended):
+        def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+            for number, ended in enumerate(super().run(jobs)):
+                yield ended
+                if number == 0 and len(self.jobs) == 1:
+                    shutil.rmtree(next((folders["runs"] / "tiny").glob("base-*-s1")))
+
+    executor = Removing()
+    rows = run_jobs(study(), text, executor=executor, **folders)
+    assert sorted(executor.done) == sorted(ALL), "nothing is done twice"
+    assert [(row["label"], row["seed"]) for row in rows] == ALL
+    assert read_rows(folders["results"] / RESULTS) == rows
+
+
+def test_rows_that_come_from_elsewhere_while_the_study_runs_stay(text: str, folders: dict[str, Path]) -> None:
+    """Of another machine, by `git pull`, or of a driver in another working folder."""
+    elsewhere, path = folders["results"].with_name("elsewhere"), folders["results"] / RESULTS
+    there = run_jobs(study(), text, executor=Pretended(), results=elsewhere, runs=elsewhere / "runs")
+
+    (came,) = [row for row in there if (row["label"], row["seed"]) == ("low rate", 2)]
+
+    class Pulling(Pretended):
+        def run(self, jobs: Sequence[Path]) -> Iterator[tuple[Path, str | None]]:
+            yield from super().run(jobs[:2])
+            path.write_text(path.read_text() + json.dumps(came) + "\n")
+            yield from super().run(jobs[2:3])
+            path.write_text("<<<<<<< HEAD\n")
+            yield jobs[3], None  # it ended before it began
+
+    executor = Pulling()
+    rows = run_jobs(study(), text, executor=executor, **folders)
+    assert [(row["label"], row["seed"]) for row in rows] == ALL
+    assert read_rows(path) == rows
+    assert ("low rate", 2) not in executor.done
+
+
 def test_rows_that_an_edited_study_has_no_more_are_kept(text: str, folders: dict[str, Path]) -> None:
     before = run_jobs(study(), text, executor=Pretended(), **folders)
     before = [{**row, "documents": [[9.0, 7.0], [n + 0.5, 3.25]]} for n, row in enumerate(before)]
