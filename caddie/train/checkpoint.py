@@ -27,8 +27,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
     """Write tensors as a safetensors file, whole or not at all."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it; the library lets nobody else read the file
         try:
             save_file(held, temporary, metadata)
+            temporary.chmod(mode)
         except SafetensorError as error:  # its own class for what the system refused
             raise OSError(str(error)) from None
 

@@ -33,7 +33,7 @@ from caddie.runtime.distributed import Ranks, join
 from caddie.train import hooks
 from caddie.train import loop as module
 from caddie.train.averaging import EMA
-from caddie.train.checkpoint import position_in, restore
+from caddie.train.checkpoint import position_in, restore, save_tensors
 from caddie.train.hooks import BackgroundJobs, Checkpoint
 from caddie.train.loop import Interrupted, Trained, train
 from caddie.train.prefetch import AsyncScalar
@@ -103,6 +103,12 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     start = next(event for event in events if event["event"] == "start")
     assert start["step"] == 6  # the signal came while step 5 was logged
     assert start["seconds"] > 0
+
+
+def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    save_tensors(tmp_path / "checkpoint", {"x": torch.zeros(2)})
+    assert (tmp_path / "checkpoint").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 @pytest.mark.long
