@@ -81,7 +81,10 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
     trained = trained or runs[0]
     spec = {
         "corpus": str(runs[0].corpus.resolve()),
-        "definitions": [str(file.path) for file in user_files(*(run.recipe for run in runs))],
+        "definitions": [
+            {"path": str(file.path), "source": file.source.decode("latin-1")}  # as it was when the study began
+            for file in user_files(*(run.recipe for run in runs))
+        ],
         "seed": runs[0].seed,
         "study": {**study, "trained_with": trained.label},
         "trained": str(trained.folder.resolve()),
@@ -109,7 +112,7 @@ def run_job(job: Path) -> None:
     threads = torch.get_num_threads()
     with distributed.join() as ranks:
         for file in spec["definitions"]:
-            execute(Path(file))
+            execute(Path(file["path"]), file["source"].encode("latin-1"))
         for one in spec["runs"]:
             folder = Path(one["folder"])
             folder.mkdir(parents=True, exist_ok=True)

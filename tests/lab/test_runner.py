@@ -35,6 +35,7 @@ from caddie.lab.runner import ATTEMPTS, plan, run_study
 from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
+from caddie.recipes.recipe import Recipe
 from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, OUTPUT, RECIPE, STOP
 from caddie.report.tables import duration
 from caddie.run.run_folder import Pruned, write_error
@@ -408,12 +409,33 @@ def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path]
         assert not planned[0].over, "a result of the file's earlier contents is not taken"
         keys.add(planned[0].key)
         job = trial.write_job(planned, {})
-        assert json.loads(job.read_text())["definitions"] == [str(file)]
+        assert json.loads(job.read_text())["definitions"] == [{"path": str(file), "source": file.read_text()}]
         list(Pretended().run([job]))
         told, stated = json.loads(job.read_text()), asdict(user_files(mine)[0].stated)
         about = {"recipe": told["runs"][0]["recipe"], "seed": 1, "corpus": told["corpus"], "parts": [stated]}
         write_json(planned[0].folder / RECIPE, about)
     assert len(keys) == 2
+
+
+def test_a_job_runs_the_code_that_its_study_began_with(text: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """A file that is edited while the study runs is for the next start: its runs have other keys."""
+    file = tmp_path / "edited.py"
+    file.write_text(
+        "from caddie.data.loaders import Loader, SequentialStream\n"
+        "from caddie.recipes.catalog import find\n"
+        "class Edited(Loader):\n"
+        "    def build(self, shards, **how):\n"
+        "        return SequentialStream().build(shards, **how)\n"
+        "recipe = find('baseline_mini').but({'train.loader': Edited()})\n"
+    )
+    mine = find(f"{file}:recipe").but(SETTINGS)
+    job = trial.write_job(plan(study(base=mine, entries={}, seeds=(1,)), text, folders["runs"]), {})
+    file.write_text(file.read_text() + "raise SystemExit('edited')\n")
+    ran: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_do", lambda one, *_: ran.append(user_files(Recipe.from_json(one["recipe"]))))
+        trial.run_job(job)
+    assert [one.stated for (one,) in ran] == [user_files(mine)[0].stated]
 
 
 def test_another_text_is_another_run(text: str, folders: dict[str, Path]) -> None:
