@@ -123,6 +123,7 @@ def read_rows(path: Path) -> list[Row]:
     except (OSError, UnicodeDecodeError):
         raise UserError(f"{path} cannot be read; run the study first: caddie study FILE.py") from None
     rows: list[Row] = []
+    places = dict[tuple[str, int], int]()
     for number, line in enumerate(lines, 1):
         try:
             found = json.loads(line)
@@ -130,6 +131,10 @@ def read_rows(path: Path) -> list[Row]:
             found = None
         if not isinstance(found, dict) or not _is_row(found):
             raise UserError(f"{path}: line {number} is no run of a study; remove it, and run the study again")
+        first = places.setdefault((found["label"], found["seed"]), number)
+        if path.name == RESULTS and first != number:  # of two machines, or two versions of the study
+            again = f"line {number} is of {found['label']}, seed {found['seed']}, as line {first} is"
+            raise UserError(f"{path}: {again}; remove one of them, and run the study again")
         rows.append(found)
     beside = path.with_name(DOCUMENTS)
     if path.name != RESULTS or not beside.exists():
@@ -169,7 +174,8 @@ def read_study(path: Path) -> dict[str, Any]:
     """Return the description of a study at `path`. Raises `UserError` if there is none."""
     study = read_json(path)
     if not isinstance(study, dict) or not {"name", "base", "budget", "entries", "margin", "seeds"} <= study.keys():
-        raise UserError(f"{path} describes no study; run the study, finished runs are kept: caddie study FILE.py")
+        todo = f"{'remove it and ' if path.exists() else ''}run the study, finished runs are kept"
+        raise UserError(f"{path} describes no study; {todo}: caddie study FILE.py")
     return study
 
 

@@ -683,6 +683,29 @@ def test_curves_are_thinned_by_means() -> None:
     assert curve([]) == []
 
 
+def test_a_run_with_two_rows_is_no_result(text: str, folders: dict[str, Path]) -> None:
+    """As where the rows of two machines, or of a study before and after an edit, were put into one file."""
+    run_jobs(study(), text, executor=Pretended(), **folders)
+    path = folders["results"] / RESULTS
+    first, *others = path.read_text().splitlines()
+    other = json.dumps(json.loads(first) | {"key": "0" * 32, "bits_per_byte": 9.0})
+    path.write_text("\n".join([first, *others, other]) + "\n")
+    with pytest.raises(UserError, match="line 7 is of base, seed 1, as line 1 is; remove one of them"):
+        write_study_report(folders["results"])
+    path.rename(folders["results"] / EARLIER)
+    assert len(read_rows(folders["results"] / EARLIER)) == 7, "an edited study may have had it twice"
+
+
+def test_a_damaged_description_is_to_be_removed(text: str, folders: dict[str, Path]) -> None:
+    rows = run_jobs(study(), text, executor=Pretended(), **folders)
+    path = folders["results"] / "study.json"
+    path.write_text("<<<<<<< HEAD\n" + path.read_text())
+    with pytest.raises(UserError, match="remove it and run the study"):
+        run_jobs(study(), text, executor=Pretended(), **folders)
+    path.unlink()
+    assert run_jobs(study(), text, executor=Pretended(), **folders) == rows
+
+
 def test_rows_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / RESULTS
     with pytest.raises(UserError, match="run the study first"):
