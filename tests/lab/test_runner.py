@@ -724,6 +724,10 @@ def test_how_a_process_ended() -> None:
     assert "status 255;" in str(why_it_died(255))
 
 
+def test_a_job_whose_folder_is_removed_before_it_begins_is_given_back(tmp_path: Path) -> None:
+    assert list(Local(1).run([tmp_path / "gone" / JOB])) == [(tmp_path / "gone" / JOB, None)]
+
+
 def test_more_workers_than_cores() -> None:
     with pytest.raises(UserError, match="would disturb one another"):
         Local(10_000)
