@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Event as Signal
 from threading import Thread
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 from caddie.errors import count
 from caddie.report.tables import number, printable
@@ -249,6 +249,25 @@ class Display(Progress):
         self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
 
 
+class _Lasting:
+    """Stream to a terminal that may be closed under a run, which goes on: what cannot be written is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
 def _live(stream: TextIO) -> LiveBars | None:
     if not stream.isatty():
         return None
@@ -256,7 +275,7 @@ def _live(stream: TextIO) -> LiveBars | None:
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
-    console = Console(file=stream)
+    console = Console(file=cast("TextIO", _Lasting(stream)))
     if not console.is_interactive:
         return None
     name = Column(no_wrap=True, min_width=_PHASE_WIDTH)

@@ -112,6 +112,23 @@ def test_work_goes_on_where_its_lines_cannot_be_written() -> None:
         display.step(make_events()[1])
 
 
+class Closed(Full):
+    """A terminal that was closed under a process that goes on without it, as after `disown`."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_work_goes_on_where_its_terminal_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    with Display(stream=Closed()) as display:
+        assert display._live is not None
+        display.phase("train")
+        display.note("a line")
+        display.step(make_events()[1])
+        display.phase("pack")
+
+
 def test_a_busy_machine_is_told() -> None:
     result = make_result()
 
