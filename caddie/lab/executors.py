@@ -71,7 +71,7 @@ class Local:
                 for slot in range(self.workers):
                     if waiting and slot not in busy:
                         job = waiting.pop()
-                        if not job.exists():  # its folder was removed; the study writes it again
+                        if not job.parent.exists():  # it was removed; the study writes it again
                             yield job, None
                             continue
                         busy[slot] = self._begin(job, slot), job

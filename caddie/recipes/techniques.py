@@ -38,7 +38,7 @@ class Measurement(Config):
     seeds: Count
     """Random seeds of each of the two."""
     verdict: str
-    """better, worse, same (within 0.002), or undecided."""
+    """Verdict: better, worse, same (within 0.002), or undecided."""
     entry: str
     """Entry of the study."""
     study: str
