@@ -12,8 +12,10 @@ run whose folder is gone it keeps the row, so that a study goes on from what was
 of finished runs that an edited study has no more go to `earlier.jsonl`.
 """
 
+import errno
 import hashlib
 import json
+import os
 import re
 import sys
 import time
@@ -36,6 +38,7 @@ from caddie.lab.rows import (
     RESULTS,
     STUDY,
     Row,
+    failure,
     finished_rows,
     keep_earlier,
     outcome,
@@ -224,6 +227,7 @@ class _StudyInProgress:
                     self._show_running(groups)
                     continue
                 job, reason = ended
+                _check_disk(jobs[job])
                 begun[job] += 1
                 left = [run for run in jobs[job] if not run.over]
                 if left == jobs[job] and (reason or begun[job] >= ATTEMPTS):
@@ -304,6 +308,15 @@ class _StudyInProgress:
         for run in self.planned:
             if run.folder.parent == self.runs and training_of(run) not in needed and finished(run.folder):
                 (run.folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def _check_disk(runs: Iterable[Run]) -> None:
+    """Raise `UserError` if a run ended for want of disk: it has not failed then, and the next would end so as well."""
+    for run in runs:
+        said = failure(run.folder)["error"] if (run.folder / ERROR).exists() else ""
+        if any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT)):
+            (run.folder / ERROR).unlink()
+            raise UserError(f"{run.label}, seed {run.seed}: {said}; free disk space and give the same command again")
 
 
 def _groups(left: Iterable[Run]) -> list[list[Run]]:

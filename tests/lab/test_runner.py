@@ -1,5 +1,6 @@
 """The driver of studies: nothing is lost, nothing runs twice, whatever ends it."""
 
+import errno
 import json
 import os
 import re
@@ -104,6 +105,9 @@ class Pretended:
                 elif end == "fails":
                     write_error(folder, "a reason\nof two lines")
                     break
+                elif end == "fills the disk":
+                    write_error(folder, f"checkpoint.safetensors: {os.strerror(errno.ENOSPC)}")
+                    break
                 elif end == "dies":
                     reason = "its process was ended by signal 9"
                     break
@@ -121,6 +125,15 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 
 ALL = [(label, seed) for label in ("base", "low rate", "halves") for seed in (1, 2)]
+
+
+def test_a_full_disk_ends_the_study_and_fails_no_run(text: str, folders: dict[str, Path]) -> None:
+    executor = Pretended({"low rate": "fills the disk"})
+    with pytest.raises(UserError, match=r"low rate, seed 1: .*No space left on device; free disk space and give the"):
+        run_jobs(study(), text, executor=executor, **folders)
+    rows = run_jobs(study(), text, executor=executor, **folders)
+    assert [(row["label"], row["seed"], row["state"]) for row in rows] == [(*one, "finished") for one in ALL]
+    assert len(executor.done) == len(ALL), "what was finished is not run again"
 
 
 def test_every_run_once_and_those_of_one_training_together(text: str, folders: dict[str, Path]) -> None:
