@@ -388,6 +388,7 @@ def choices(**more: Entry) -> Study:
     return small(entries={**entries, **more}, seeds=tuple(NOISE), margin=0.005)
 
 
+@pytest.mark.long
 def test_selection_adds_the_best_until_nothing_is_better(text: str, quick: None) -> None:
     executor = Scored(additive)
     found = select(choices(idle=Entry(diff={"train.clip_norm": 2.0}, against="depth")), text, executor=executor)

@@ -41,6 +41,8 @@ from caddie.pack.quantize import (
 )
 from caddie.share.html_page import SCRIPTS
 
+pytestmark = pytest.mark.long  # a browser
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = [path.read_bytes() for path in sorted((ROOT / "docs").glob("*.md"))]
 CODECS = (Stored(), Zlib(), Lzma(), Lzma(preset=0, extreme=False), Zstd(), Zstd(level=1), Brotli(), Brotli(quality=4))

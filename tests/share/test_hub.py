@@ -51,6 +51,7 @@ def front_matter(hub: Hub) -> dict[str, object]:
     return dict(yaml.safe_load(hub.files["README.md"].decode().split("---\n")[1]))
 
 
+@pytest.mark.long
 def test_a_pushed_run_has_its_score_from_the_hub(hub: Hub, tiny_run: TinyRun) -> None:
     facts = pushed(tiny_run)
     assert facts["files"].keys() == hub.files.keys()

@@ -99,6 +99,7 @@ def checked(on: ProbeCase, name: str) -> Check:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("factor", "isolated", "passes"),
     [(0.9, False, True), (1.04, False, True), (1.06, False, False), (0.9999, True, False), (1.0001, True, False)],

@@ -164,6 +164,7 @@ def test_settings_and_bytes(name: str) -> None:
     assert (settings[:4], len(stream), digest(stream)) == SETTINGS[name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SAMPLED)
 def test_settings_by_a_sample_and_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_TRIAL", 512)
