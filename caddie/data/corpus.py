@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,14 @@ from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.data.tokenizers.tokenizer import byte_ids
 from caddie.errors import UserError
 from caddie.files import open_regular, reason, regular_bytes, replacing
+from caddie.runtime.progress import Progress
 
 DOCUMENTS = "documents.npz"
 VALIDATION_TEXT = "validation.jsonl.zst"
 HASH_BYTES = 16
 FileState = tuple[str, int, int]
+Existing = Literal["replace", "keep", "refuse"]
+"""Treatment of another text's corpus in the folder: written over, kept (the new one goes beside it), or an error."""
 _MOST_STATED = 1.0005
 """Most bytes that side-cars may state per byte that the tokens decode to; the contest's tokenizers need 1.0003."""
 TOKEN_BYTES = 4096
@@ -276,6 +279,23 @@ def reusable(folder: Path, inputs: str) -> Corpus | None:
     except UserError:
         return None
     return found if found.manifest.inputs == inputs else None
+
+
+def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Path:
+    """Return the folder for the corpus of these inputs: `folder`, or one beside it. A damaged corpus is replaced."""
+    try:
+        other = is_corpus(folder) and read_manifest(folder).inputs != inputs
+    except UserError:
+        other = False
+    if not other or existing == "replace":
+        return folder
+    if existing == "refuse":
+        was = "of another text, or of this one before it or its settings changed"
+        raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
+    beside = folder.with_name(f"{folder.name}-{inputs[:8]}")
+    if not reusable(beside, inputs):
+        progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {beside}")
+    return beside
 
 
 def file_sha256(path: Path) -> str:

@@ -7,9 +7,8 @@ import lzma
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import brotli
 import numpy as np
@@ -17,8 +16,8 @@ import zstandard
 
 from caddie.data import corpus, published
 from caddie.data import documents as sources
-from caddie.data.corpus import Corpus
-from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, TokenizerEntry, read_manifest
+from caddie.data.corpus import Corpus, Existing, folder_for
+from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, TokenizerEntry
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, HuggingFaceFile, SentencePieceFile, TiktokenFile, Tokenizer, TokenizerSource
@@ -33,8 +32,6 @@ PREFIXES: dict[SplitName, str] = {"train": "train", "validation": "val"}
 SAMPLE_BYTES = 1 << 24
 COMPRESSED_BYTES = 4_000_000
 Planned = tuple[SplitName, bytes]
-Existing = Literal["replace", "keep", "refuse"]
-"""Treatment of another text's corpus in the folder: written over, kept (the new one goes beside it), or an error."""
 OWN_SHARDS = tuple(f"{prefix}_{'[0-9]' * 6}.bin" for prefix in PREFIXES.values())
 OWN_FILES = (*OWN_SHARDS, MANIFEST, TOKENIZER, corpus.DOCUMENTS, corpus.VALIDATION_TEXT)
 
@@ -66,8 +63,7 @@ def prepare(
     if path and corpus.is_corpus(path):
         return Corpus.load(path)
     if path and published.is_published(path):
-        place = partial(folder_for, existing=existing, progress=progress)
-        return published.describe(path, folder, tokenizer_source, vocabulary, progress, place=place)
+        return published.describe(path, folder, tokenizer_source, vocabulary, progress, existing=existing)
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
     folder = expanded(folder).resolve()
@@ -92,23 +88,6 @@ def prepare(
     if not held_out_only and made.manifest.train.source_bytes < made.manifest.validation.source_bytes:
         progress.note("more text is held out than trained on; give more documents, or lower data.validation_fraction")
     return made
-
-
-def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Path:
-    """Return the folder for the corpus of these inputs: `folder`, or one beside it. A damaged corpus is replaced."""
-    try:
-        other = corpus.is_corpus(folder) and read_manifest(folder).inputs != inputs
-    except UserError:
-        other = False
-    if not other or existing == "replace":
-        return folder
-    if existing == "refuse":
-        was = "of another text, or of this one before it or its settings changed"
-        raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
-    beside = folder.with_name(f"{folder.name}-{inputs[:8]}")
-    if not corpus.reusable(beside, inputs):
-        progress.note(f"the text has changed; runs may need its corpus as it was, so this one goes to {beside}")
-    return beside
 
 
 def prepare_validation(
@@ -154,7 +133,7 @@ def prepare_validation(
 
 
 def _seen_in_pieces(text: Text, seen: set[bytes]) -> set[bytes]:
-    """Return the hashes of long documents with a piece that was seen: alone, as a training text, they were cut."""
+    """Return the hashes of long documents of which a piece was seen: a text of one document is cut."""
     long = (document for document in text.source.documents() if len(document) > sources.UNCUT_BYTES)
     return {text.identity(one) for one in long if not seen.isdisjoint(map(text.identity, sources.cut(one)))}
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from caddie.data import corpus
-from caddie.data.corpus import Corpus
+from caddie.data.corpus import Corpus, Existing
 from caddie.data.hub import Origin
 from caddie.data.manifest import Manifest, Shard, Split, TokenizerEntry
 from caddie.data.shards import open_shard, split_documents
@@ -39,14 +39,13 @@ def describe(
     progress: Progress,
     train_shards: int | None = None,
     origin: Origin | None = None,
-    place: Callable[[Path, str], Path] | None = None,
+    existing: Existing = "replace",
 ) -> Corpus:
     """Describe the shards in the folder `shards`: write tokenizer, document hashes and manifest to `folder`.
 
     Only the first `train_shards` training shards are used, or all if None. Held-out bytes are those of the side-cars
-    (`*_val_bytes_*.bin`) if there are any, else those that the tokens decode to. `place` takes `folder` and the
-    fingerprint of shards and tokenizer, and returns the folder to write to. Raises `UserError` if a split is missing,
-    a shard is damaged, or the tokenizer or a side-car does not fit.
+    (`*_val_bytes_*.bin`) if there are any, else those that the tokens decode to. Raises `UserError` if a split is
+    missing, a shard is damaged, or the tokenizer or a side-car does not fit.
     """
     shards, folder = expanded(shards).resolve(), expanded(folder).resolve()
     check_utf8(shards)
@@ -63,7 +62,7 @@ def describe(
     state = [corpus.file_state(path) for path in files]
     made_from = [FORMAT, tokenizer.sha256, state, *([asdict(origin)] if origin else [])]
     inputs = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
-    folder = place(folder, inputs) if place else folder
+    folder = corpus.folder_for(folder, inputs, existing, progress)
     if found := corpus.reusable(folder, inputs):
         return found
     train, train_hashes = _split(paths["train"], folder, tokenizer, progress)

@@ -6,18 +6,16 @@ machine ends, the file stays and names a process that is gone: the study is stop
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from caddie.errors import UserError
 from caddie.files import write_json
 from caddie.lab.measured import spent
+from caddie.lab.study_lock import driving
 from caddie.report.read import known_number, read_object
 from caddie.report.run_files import DRIVER
 from caddie.report.tables import duration
@@ -81,24 +79,6 @@ def read_state(folder: Path) -> StudyState | None:
         )
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-
-
-@contextmanager
-def alone(lock: Path, otherwise: str) -> Iterator[None]:
-    """Hold a lock; if another process has it, raise a `UserError` that says `otherwise`."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(lock, timeout=0):
-            yield
-    except Timeout:
-        raise UserError(otherwise) from None
-
-
-def driving(runs: Path) -> AbstractContextManager[None]:
-    """Hold the lock of the one process that does the runs in a study's folder; `UserError` if another has it."""
-    otherwise = f"a study named {runs.name} is being run by another process, whatever its --out; wait for it, "
-    otherwise += "stop it, or run this one in another working directory or under a name of its own"
-    return alone(runs / ".lock", otherwise)
 
 
 def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> float | None:

@@ -29,7 +29,7 @@ from caddie.config.userfile import user_files
 from caddie.data.corpus import Corpus
 from caddie.errors import UserError, count
 from caddie.files import write_json
-from caddie.lab.background import StudyState, driving, seconds_left
+from caddie.lab.background import StudyState, seconds_left
 from caddie.lab.executors import Executor, Local
 from caddie.lab.job import Run, finished, has_reusable_training, write_job
 from caddie.lab.report import Results
@@ -47,6 +47,7 @@ from caddie.lab.rows import (
     write_rows,
 )
 from caddie.lab.study import Study
+from caddie.lab.study_lock import driving
 from caddie.recipes.recipe import Recipe
 from caddie.report.display import Display, loss_line
 from caddie.report.read import Log, busy_machine, pick, read_json, read_result
@@ -241,15 +242,16 @@ class _StudyInProgress:
         return self.rows
 
     def _left(self) -> list[Run]:
-        """Return the runs that are not over; one whose folder was removed after it had finished counts by its row.
+        """Return the runs that are not over."""
+        self._take_rows()
+        return [run for run in self.planned if not run.over]
 
-        So does one whose row has come from another machine meanwhile.
-        """
+    def _take_rows(self) -> None:
+        """Count runs by their rows: those whose folder was removed, and those that another machine did meanwhile."""
         rows = {str(row["key"]): row for row in self.rows if row["state"] == "finished"}
         with suppress(UserError):  # somebody may be merging the file
             rows |= finished_rows(self.results / RESULTS)
         self.planned = [run if run.over else replace(run, row=rows.get(run.key)) for run in self.planned]
-        return [run for run in self.planned if not run.over]
 
     def _collect(self, groups: Iterable[list[Run]]) -> None:
         """Keep the rows of the runs that ended since."""
@@ -285,7 +287,7 @@ class _StudyInProgress:
 
     def _keep(self, text: str) -> None:
         """Write rows and state, and show how many runs are over and how long the others will take."""
-        self._left()
+        self._take_rows()
         self.rows = keep(self.study, self.planned, self.results)
         done = sum(run.over for run in self.planned)
         left = seconds_left(self.rows, self.total - done, self.workers)

@@ -22,13 +22,13 @@ from typing import Any
 from caddie.config import Diff, show
 from caddie.errors import UserError
 from caddie.files import write_json
-from caddie.lab.background import alone
 from caddie.lab.executors import Ended, Executor
 from caddie.lab.job import Run
 from caddie.lab.measured import Row
 from caddie.lab.report import Results
 from caddie.lab.runner import plan, run_study
 from caddie.lab.study import BASE, Entry, Study
+from caddie.lab.study_lock import alone
 from caddie.lab.variations import labelled, read_values
 from caddie.recipes.recipe import Recipe
 from caddie.report.charts import is_finite

@@ -6,11 +6,11 @@ import shlex
 from itertools import accumulate, islice
 from pathlib import Path
 
-from caddie.data.corpus import DOCUMENTS, Corpus, is_corpus
+from caddie.data.corpus import DOCUMENTS, Corpus, Existing, is_corpus
 from caddie.data.documents import HUB, LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
 from caddie.data.manifest import MANIFEST
-from caddie.data.prepare import Existing, check_corpus_folder, holds_own_shards, prepare, prepare_validation
+from caddie.data.prepare import check_corpus_folder, holds_own_shards, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit
 from caddie.data.shards import split_documents
 from caddie.data.tokenizers import (

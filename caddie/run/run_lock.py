@@ -32,12 +32,10 @@ class Holder:
 
     host: str
     pid: int
-    started: float
-    """Start of the process, in seconds since 1970: numbers of processes are used again."""
+    name: str
+    """Name by `process_name`, which no other process has: numbers are used again."""
     since: str
     """Time at which it took the lock."""
-    name: str = ""
-    """The process as no other is named, whatever the clock says; empty in what an older version wrote."""
 
     @property
     def alive(self) -> bool | None:
@@ -47,25 +45,20 @@ class Holder:
         if self.host != platform.node():
             return None
         try:
-            if self.name:  # a clock that is set moves all starts in seconds since 1970
-                return self.name == process_name(self.pid)
-            return bool(abs(psutil.Process(self.pid).create_time() - self.started) < 2)
+            return self.name == process_name(self.pid)
         except (psutil.Error, ValueError, OverflowError):  # a file may name any number
             return False
 
 
 def this_process(pid: int | None = None) -> Holder:
     """Return this process, or another of this machine, as the holder of a lock from now on."""
-    import psutil
-
-    process, now = psutil.Process(pid), time.strftime("%Y-%m-%d %H:%M:%S")
-    return Holder(platform.node(), process.pid, process.create_time(), now, process_name(process.pid))
+    number = pid or os.getpid()
+    return Holder(platform.node(), number, process_name(number), time.strftime("%Y-%m-%d %H:%M:%S"))
 
 
 def read_holder(said: Mapping[str, Any]) -> Holder:
     """Return the holder that a file states; `ValueError`, `TypeError`, `KeyError` or `OverflowError` if it is none."""
-    host, since, name = str(said["host"])[:255], str(said["since"])[:40], str(said.get("name", ""))[:200]
-    return Holder(host, int(said["pid"]), float(said["started"]), since, name)
+    return Holder(str(said["host"])[:255], int(said["pid"]), str(said["name"])[:200], str(said["since"])[:40])
 
 
 def holder(folder: Path) -> Holder | None:

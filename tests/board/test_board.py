@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import psutil
 import pytest
 from browser import Browser
 from click.testing import CliRunner
@@ -25,6 +24,7 @@ from caddie.board import Board, folders
 from caddie.board.folders import flat
 from caddie.cli import app
 from caddie.errors import UserError
+from caddie.files import process_name
 from caddie.lab.background import StudyState
 from caddie.report import read
 from caddie.report.read import POINTS, Log, parse_finite
@@ -353,8 +353,8 @@ def test_a_run_whose_process_was_killed_has_failed_at_once(ask: Ask, root: Path)
     """It says so on the machine it ran on; a number that another process has now is not its."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
-    me = {"host": platform.node(), "pid": os.getpid(), "started": psutil.Process().create_time(), "since": "now"}
-    locks = {"alive": me, "killed": me | {"pid": gone.pid}, "reused": me | {"started": 1.0}, "far": me | {"host": "x"}}
+    me = {"host": platform.node(), "pid": os.getpid(), "name": process_name(os.getpid()), "since": "now"}
+    locks = {"alive": me, "killed": me | {"pid": gone.pid}, "reused": me | {"name": "x-1"}, "far": me | {"host": "x"}}
     for name, lock in locks.items():
         write(root / name, recipe=recipe(), log=lines(3))
         (root / name / ".lock").write_text(json.dumps(lock))

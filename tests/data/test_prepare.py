@@ -567,7 +567,7 @@ def test_corpora_and_runs_below_a_folder_of_text_are_no_text(text: Path, tmp_pat
 def test_a_held_out_document_that_cannot_be_read_again_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written as JSON it has six bytes for each letter beyond ASCII."""
+    """A letter beyond ASCII takes six bytes as JSON."""
     monkeypatch.setattr(sources, "LONGEST_LINE", 1000)
     (tmp_path / "texts").mkdir()
     for number in range(2):
@@ -864,7 +864,7 @@ CAPITALS = [f"The {number}th of NASA's eBay \ue001 pages\n{'And MORE Words ' * (
 
 
 def test_a_book_that_was_trained_on_in_pieces_is_left_out_whole(tmp_path: Path) -> None:
-    """Beside another text it is one document, whose hash is that of no piece."""
+    """Read a book as one document beside another text: its hash is that of no piece."""
     (tmp_path / "texts").mkdir()
     book = "".join(f"line {number} of a book\n\n" for number in range(9000))
     for name, content in (("book.txt", book), ("long.txt", book[::-1]), ("new.txt", "a new text")):
@@ -880,7 +880,7 @@ def test_a_book_that_was_trained_on_in_pieces_is_left_out_whole(tmp_path: Path) 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_corpus_is_no_foreign_text(made: Corpus, tmp_path: Path, whole: bool) -> None:
-    """Its manifest would be a document, and its held-out documents would be the text."""
+    """Taken as text, a corpus would give its manifest as a document."""
     (tmp_path / "b.jsonl").write_bytes(lines(*(f"another {text}" for text in TEXTS)))
     other = make(tmp_path / "b.jsonl", tmp_path / "other")
     if not whole:

@@ -298,7 +298,7 @@ def board(good: Good) -> Callable[[random.Random], Case]:
     files = {name: (good.run / name).read_bytes() for name in ("recipe.json", "result.json", "log.jsonl")}
     files["error.json"] = b'{"state": "failed", "error": "why", "phase": "train", "when": "now", "seconds": 1.5}'
     files["task.json"] = b'{"study": "s", "label": "l", "seed": 1, "key": "k"}'
-    files[".lock"] = b'{"host": "h", "pid": 1, "started": 1.5, "since": "2026-01-01 00:00:00"}'
+    files[".lock"] = b'{"host": "h", "pid": 1, "name": "x-1", "since": "2026-01-01 00:00:00"}'
 
     def make(chance: random.Random) -> Case:
         for name, data in files.items():

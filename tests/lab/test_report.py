@@ -188,7 +188,7 @@ def checked(facts: dict[str, Any]) -> Page:
 
 
 def test_seeds_to_decide_are_more_than_were_run() -> None:
-    """By p alone three seeds decide the first; of three entries its q is not below the level."""
+    """Three seeds decide the first by p alone; of three entries its q is not below the level."""
     scores = {"near": [0.99, 1.0925, 1.1875], "none": [1.01, 1.09, 1.2], "nor": [0.99, 1.12, 1.2]}
     facts = findings(plan(*scores), by_hand(base=[1.0, 1.1, 1.2], **scores))
     near = next(one for one in facts["verdicts"] if one["label"] == "near")

@@ -293,7 +293,7 @@ def test_what_finished_counts_though_its_folder_is_removed_while_the_study_runs(
 
 
 def test_rows_that_come_from_elsewhere_while_the_study_runs_stay(text: str, folders: dict[str, Path]) -> None:
-    """Of another machine, by `git pull`, or of a driver in another working folder."""
+    """Rows come by `git pull`, or from a driver in another working folder."""
     elsewhere, path = folders["results"].with_name("elsewhere"), folders["results"] / RESULTS
     there = run_jobs(study(), text, executor=Pretended(), results=elsewhere, runs=elsewhere / "runs")
 
@@ -697,7 +697,7 @@ def test_curves_are_thinned_by_means() -> None:
 
 
 def test_a_run_with_two_rows_is_no_result(text: str, folders: dict[str, Path]) -> None:
-    """As where the rows of two machines, or of a study before and after an edit, were put into one file."""
+    """Put rows of two machines, or of a study before and after an edit, into one file."""
     run_jobs(study(), text, executor=Pretended(), **folders)
     path = folders["results"] / RESULTS
     first, *others = path.read_text().splitlines()
