@@ -59,10 +59,9 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
-        if path.name == RESULT and (path.parent / RECIPE).exists():
-            todo = f"the run is not finished; go on with: caddie run {path.parent} --out {path.parent}"
-        else:
-            todo = "name the folder of a finished run"
+        todo, run = "name the folder of a finished run", path.parent
+        if path.name == RESULT and (run / RECIPE).exists():
+            todo = f"the run is not finished; do what is left, to the score, with: caddie run {run} --out {run}"
         raise UserError(f"no {path}; {todo}") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
         todo = "remove it and run the recipe again" if path.name == RESULT else "name the folder of a finished run"

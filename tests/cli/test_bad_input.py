@@ -568,7 +568,11 @@ RUNS = [
     ),
     Case("compare nothing", lambda b: ["pack", "none", "--compare"], "none is not a run folder"),
     Case("corpus gone", lambda b: b.recipe(put("gone", "corpus")), "no corpus in gone"),
-    Case("no result", lambda b: ["report", b.folder("result.json", None)], "go on with: caddie run kept --out kept"),
+    Case(
+        "no result",
+        lambda b: ["report", b.folder("result.json", None)],
+        "do what is left, to the score, with: caddie run kept --out kept",
+    ),
     Case(
         "report of a file",
         lambda b: ["report", b.write("a.txt", "")],
