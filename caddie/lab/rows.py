@@ -26,6 +26,8 @@ EARLIER = "earlier.jsonl"
 """Rows of finished runs that the study no longer plans, each with its documents."""
 CURVE_POINTS = 60
 """Most points of the loss curve in a row."""
+_ROUNDED = 1e-5
+"""Bits per byte by which the rounded bits of documents may miss their score."""
 
 
 def row(study: Study, run: Run) -> Row | None:
@@ -140,10 +142,15 @@ def read_rows(path: Path) -> list[Row]:
     if path.name != RESULTS or not beside.exists():
         return rows
     sizes, bits = read_documents(beside)
-    return [
-        {**row, "documents": [sizes.tolist(), bits[name].tolist()]} if (name := _column(row)) in bits else row
-        for row in rows
-    ]
+    for row in rows:
+        if (own := bits.get(_column(row))) is None:
+            continue
+        score, total = row.get("bits_per_byte"), float(own.sum() / sizes.sum())
+        if isinstance(score, float) and abs(total - score) > _ROUNDED:
+            differ = f"{_column(row)} has {total:.5f} bits per byte, and {score:.5f} in {path.name}"
+            raise UserError(f"{beside}: {differ}; remove it, or bring both files from one place")
+        row["documents"] = [sizes.tolist(), own.tolist()]
+    return rows
 
 
 def finished_rows(*paths: Path) -> dict[str, Row]:

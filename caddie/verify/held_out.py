@@ -46,8 +46,8 @@ _NGRAM_BYTES = 50
 _MOST_COPIED = 0.5
 """Share of a document's n-grams above which it is a copy, and share of documents and of text that copies may be. Of
 Python's library, whose modules resemble one another, 7 to 15 % are copies, and of web text less than 1 %."""
-_LEAST_COPIES = 8
-"""With fewer copies this may be chance."""
+_LEAST_COPIES, _NEARLY_ALL = 8, 0.9
+"""With fewer copies this may be chance, unless they share more than this part of all n-grams."""
 _NAMED = 3
 TRAINED_ON = "training shards hold the training documents"
 _SHARDS, _SHARD_TOKENS, _HASHED_DOCUMENTS = 8, 1 << 18, 200
@@ -210,5 +210,6 @@ def check_near_copies(
         named = ", ".join(ascii(text.decode(errors="replace")[:30]) for text in begins)
         evidence += f"; such documents begin with {named}"
     most = [share > _MOST_COPIED for share in shares]
-    passed = True if not any(most) else False if all(most) and len(copies) >= _LEAST_COPIES else None
+    certain = all(most) and (len(copies) >= _LEAST_COPIES or found.shared.sum() > _NEARLY_ALL * total)
+    passed = True if not any(most) else False if certain else None
     return [Check(NEAR_COPIES, passed, evidence)]

@@ -254,6 +254,17 @@ def test_rows_keep_documents_in_a_file_beside_them(tmp_path: Path) -> None:
         read_rows(tmp_path / "results.jsonl")
 
 
+def test_documents_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Files of two studies in one folder would give a verdict of neither."""
+    rows = with_documents(make_rows())
+    other = [{**row, "bits_per_byte": row["bits_per_byte"] + 1e-4} for row in rows]
+    write_rows(tmp_path / "results.jsonl", rows)
+    write_rows(tmp_path / "other" / "results.jsonl", other)
+    (tmp_path / DOCUMENTS).replace(tmp_path / "other" / DOCUMENTS)
+    with pytest.raises(UserError, match=rf"{DOCUMENTS}: .* bits per byte, and .* bring both files"):
+        read_rows(tmp_path / "other" / "results.jsonl")
+
+
 def test_a_report_judges_by_document_and_shows_both_errors(tmp_path: Path) -> None:
     rows = with_documents(make_rows())
     facts, old = findings(make_study(), rows), findings(make_study(), make_rows())

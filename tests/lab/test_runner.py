@@ -316,7 +316,8 @@ def test_rows_that_come_from_elsewhere_while_the_study_runs_stay(text: str, fold
 
 def test_rows_that_an_edited_study_has_no_more_are_kept(text: str, folders: dict[str, Path]) -> None:
     before = run_jobs(study(), text, executor=Pretended(), **folders)
-    before = [{**row, "documents": [[9.0, 7.0], [n + 0.5, 3.25]]} for n, row in enumerate(before)]
+    for row in before:
+        row["documents"] = [[9000.0, 7000.0], [round(row["bits_per_byte"] * size, 3) for size in (9000, 7000)]]
     write_rows(folders["results"] / RESULTS, before)
     shutil.rmtree(folders["runs"])
     other = study(entries={"low rate": Entry(diff={"train.optimizers.matrix.lr": 0.02})}, seeds=(1,))

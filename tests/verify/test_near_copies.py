@@ -72,6 +72,7 @@ COPIES = [one_letter_changed(document) for document in HELD_OUT]
         ([*HELD_OUT, *documents(9, 3, 2000)], [*TRAIN, *COPIES], None, 20),
         ([*HELD_OUT[:9], *documents(20, 3, 60)], [*TRAIN, *COPIES], None, 9),
         (HELD_OUT[:4], [*TRAIN, *COPIES], None, 4),
+        (HELD_OUT[:4], [*TRAIN, *(text + b"#" for text in HELD_OUT)], False, 4),
         (HELD_OUT, [*TRAIN, *(document[:150] for document in HELD_OUT)], True, 0),
     ],
     ids=[
@@ -83,6 +84,7 @@ COPIES = [one_letter_changed(document) for document in HELD_OUT]
         "most of the documents",
         "most of the text",
         "few",
+        "few, and nearly all of the text",
         "a part of each",
     ],
 )
