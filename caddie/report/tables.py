@@ -155,8 +155,8 @@ def score_table(result: Mapping[str, Any]) -> str:
     lines += _lost(result["changed_documents"])
     notes = result.get("notes") or []
     if "table" in kinds:
-        told = f"{plain['table_bytes']:,} here, where the text has {plain['source_bytes']:,}"
-        notes = [f"Table bytes are those of the contest's table of each token's bytes: {told}.", *notes]
+        table_bytes = f"by the contest's table of each token's bytes they are {plain['table_bytes']:,}"
+        notes = [f"The text's own {plain['source_bytes']:,} bytes count; {table_bytes}.", *notes]
     lines += [line for note in notes for line in textwrap.wrap(note, terminal_width())]
     return "\n".join(lines)
 

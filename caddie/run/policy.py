@@ -75,7 +75,7 @@ _FILE: tuple[Part, ...] = ("weights", "tokenizer", "config", "manifest", "contai
 
 CONTEST_2026 = Policy(
     name="contest-2026",
-    why="Model and code count, not the tokenizer, warm-up or packing.",
+    why="Bytes of model and code; seconds to train, calibrate and score.",
     counts=("weights", "config", "manifest", "container", "source_needed", "source_training"),
     cap_bytes=16_000_000,
     training=Allowance(phases=("calibrate", "train"), seconds=600.0),

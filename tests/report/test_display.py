@@ -174,8 +174,8 @@ def test_a_score_speaks_of_the_contest_only_where_it_matters() -> None:
     assert "By its totals" in told("By its totals this is the contest's validation set.", source)
     for matters in (told("By its totals it is.", source - 33), told(None, source // 2)):
         assert "bits per table byte" in matters
-        assert "Table bytes are those of the contest" in matters
-    assert f"{source // 2:,}\nhere, where the text has {source:,}." in told(None, source // 2)
+        assert f"The text's own {source:,} bytes count; by the contest's table" in matters
+    assert f"bytes they are {source // 2:,}." in told(None, source // 2)
 
 
 def test_result_table_without_a_fit() -> None:
@@ -274,7 +274,7 @@ def test_result_table_under_policies() -> None:
         "  contest-2026        16,024,713  over 16,000,000 600.4 over 600 713.8 over 600",
         "  strict              16,037,725  over 16,000,000 619.8 over 600              -",
         "  hutter              16,255,830                -          619.8              -",
-        "  contest-2026: Model and code count, not the tokenizer, warm-up or packing.",
+        "  contest-2026: Bytes of model and code; seconds to train, calibrate and score.",
         "  strict: As contest-2026, and the tokenizer, warm-up, packing and loading.",
         "  hutter: All that restores the text: file, code that reads it, coded text.",
         "  seconds of this machine; budgets are for 8xH100",
