@@ -64,10 +64,26 @@ class Schedule(Config):
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""
 
+    def ends(self) -> tuple["Number", ...]:
+        """Return the values between which the schedule stays, where settings say them; bounds are checked on these."""
+        return ()
+
 
 Number = float | Schedule
 """Number, or a schedule in its place."""
-NonNegativeNumber = Annotated[Number, Range(0.0, 1e30)]
+
+
+class NumberRange(Range):
+    """Inclusive bounds of a number, and of every value of a schedule."""
+
+    def check(self, value: object, name: str) -> None:
+        """Raise `UserError` for a number, or a schedule that reaches one, outside of the bounds."""
+        super().check(value, name)
+        for end in value.ends() if isinstance(value, Schedule) else ():
+            self.check(end, f"{name}, a {type(value).__name__},")
+
+
+NonNegativeNumber = Annotated[Number, NumberRange(0.0, 1e30)]
 """Number of at least 0, or a schedule."""
 
 
@@ -98,6 +114,10 @@ class Ramp(Schedule):
         super().__post_init__()
         if self.begin > self.finish:
             raise UserError(f"Ramp begins at {self.begin:g} and finishes at {self.finish:g}; it must not finish before")
+
+    def ends(self) -> tuple[Number, ...]:
+        """Return both ends of the line."""
+        return self.start, self.end
 
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""
@@ -151,6 +171,10 @@ class Rewarmed(Schedule):
         if list(self.begins) != sorted(self.begins):
             raise UserError(f"the begins of Rewarmed must rise, as in [0.3, 0.6], not {list(self.begins)}")
 
+    def ends(self) -> tuple[Number, ...]:
+        """Return the other schedule."""
+        return (self.of,)
+
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""
         value, progress = value_at(self.of, train_progress), train_progress.progress
@@ -163,7 +187,9 @@ class Rewarmed(Schedule):
 class IterationWarmdown(Schedule):
     """Warm-down of the contest's baseline over the last `steps` steps, estimated from the mean step time so far.
 
-    On a slow machine it decays from almost the first step; `Warmdown` does not. Kept to reproduce public runs.
+    On a slow machine it decays from almost the first step; `Warmdown` does not. With a budget of seconds a budget of
+    steps is not looked at, as in the contest's scripts: where the steps end first, the value stays high to the end.
+    Kept to reproduce public runs.
     """
 
     techniques = known(
@@ -201,6 +227,10 @@ class StepRamp(Schedule):
     steps: Annotated[int, Range(0, 1 << 40)]
     """Length in steps."""
 
+    def ends(self) -> tuple[Number, ...]:
+        """Return both ends of the line."""
+        return self.start, self.end
+
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""
         fraction = min(1.0, train_progress.step / self.steps) if self.steps else 1.0
@@ -235,6 +265,10 @@ class PiecewiseConstant(Schedule):
                 f"PiecewiseConstant has {len(self.values)} values and begins {list(self.begins)}; give one begin fewer "
                 "than values, rising between 0 and 1, as in PiecewiseConstant(values=[1, 2, 4], begins=[0.3, 0.6])"
             )
+
+    def ends(self) -> tuple[Number, ...]:
+        """Return every value."""
+        return self.values
 
     def at(self, train_progress: TrainProgress) -> float:
         """Return the value at `train_progress`."""

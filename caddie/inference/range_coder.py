@@ -112,6 +112,11 @@ class Decoder:
         # Distance of the stream from the lower end of the interval.
         self._offset = int.from_bytes(data[:_STATE_BYTES].ljust(_STATE_BYTES, b"\0"), "big")
 
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the longest stream that holds what was decoded so far."""
+        return self._read
+
     def decode(self, logits: Logits) -> npt.NDArray[np.int64]:
         """Return the symbols, int64 (rows,), written under these logits, float64 (rows, vocabulary)."""
         return np.array([symbol for rows in _blocks(logits) for symbol in self._decode(logits[rows])], np.int64)
@@ -149,7 +154,10 @@ class Decoder:
             word = self._data[self._read : self._read + _WORD_BYTES].ljust(_WORD_BYTES, b"\0")
             self._read += _WORD_BYTES
             if self._read > len(self._data) + _STATE_BYTES:
-                raise UserError("the compressed stream ends before the tokens that it states; it was cut or forged")
+                raise UserError(
+                    "the compressed stream ends before the tokens that it states; it was cut, or another machine "
+                    "computes other probabilities than the one that compressed"
+                )
             self._offset = self._offset << _WORD_BITS | int.from_bytes(word, "big")
             self._range <<= _WORD_BITS
 

@@ -122,7 +122,7 @@ def load(
     contents = _read(path)
     sections = contents.sections
     config = _parse(sections[CONFIG], CONFIG)
-    _check_rules(config)
+    _check_rules(config, sum(name.startswith(PREFIX) for name in sections))
     with _valid(CONFIG):
         stated = read_stated(config.get(PARTS, []))
     given = [Path(one) for one in ([parts] if isinstance(parts, (str, Path)) else parts)]
@@ -139,8 +139,6 @@ def load(
         )
     if tokenizer.vocabulary != gpt.vocabulary:
         raise UserError(f"the artifact's tokenizer has {tokenizer.vocabulary:,} ids and its model {gpt.vocabulary:,}")
-    if scoring.sequence_length * gpt.vocabulary > _LOGITS:
-        raise UserError(f"the artifact's windows of {scoring.sequence_length:,} tokens are too long for its vocabulary")
     # The sum does not depend on how many windows are run at once; the memory does.
     scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
     # Each layer has weights of its own, and a thousand layers take a second to build.
@@ -148,12 +146,12 @@ def load(
     if gpt.depth > held:
         raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
     model = gpt.outline()
+    check_readable(model, scoring)
     # A stream of a few bytes may stand for any number of zeros, so the model has to be in proportion to the file.
     parameters, size = sum(parameter.numel() for parameter in model.parameters()), contents.file_bytes
     if parameters > max(_SMALLEST_BOMB, _RATIO * size):
         raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
     weights = decompress(model, quantizers, sections)
-    _check_constants([buffer.numel() for buffer in model.buffers()])
     model.load_state_dict(weights, assign=True)
     draw_constants(model)
     model.requires_grad_(False)
@@ -202,22 +200,28 @@ def _limits(path: Path) -> container.Limits:
     return container.LIMITS
 
 
-def _check_rules(config: Mapping[str, Any]) -> None:
+def _check_rules(config: Mapping[str, Any], weights: int) -> None:
     """Refuse what would take minutes to apply: each rule and exception is tried on each layer."""
     rules, model = config.get("quantizers"), config.get("model")
-    if isinstance(rules, dict) and len(rules) > _RULES:
-        raise UserError(f"the artifact's {CONFIG} has {len(rules):,} rules for quantizers, over the limit of {_RULES}")
+    if isinstance(rules, dict) and len(rules) > _RULES + weights:  # packing may add one for each weight
+        limit = f"over the limit of {_RULES + weights:,}"
+        raise UserError(f"the artifact's {CONFIG} has {len(rules):,} rules for quantizers, {limit}")
     layers, depth = (model.get("layers"), model.get("depth")) if isinstance(model, dict) else (None, None)
     count = depth if isinstance(depth, (int, float)) else GPT().depth
     if isinstance(layers, dict) and len(layers) * count > _EXCEPTIONS:
         raise UserError(f"the artifact's {CONFIG} has {len(layers):,} exceptions for {depth} layers, too many to read")
 
 
-def _check_constants(sizes: Sequence[int]) -> None:
-    """Refuse what would take minutes to draw."""
+def check_readable(model: Model, scoring: Scoring) -> None:
+    """Raise `UserError` for a model that `load` refuses: its windows need much memory, or its constants minutes."""
+    tokens, vocabulary = scoring.sequence_length, model.config.vocabulary
+    if tokens * vocabulary > _LOGITS:
+        limit = f"at most {_LOGITS // vocabulary:,} can be scored"
+        raise UserError(f"windows of {tokens:,} tokens are too long for a vocabulary of {vocabulary:,}; {limit}")
+    sizes = [buffer.numel() for buffer in model.buffers()]
     if sum(sizes) > _CONSTANTS or any(size > _CONSTANT for size in sizes):
         raise UserError(
-            f"the artifact's model has {sum(sizes):,} random constants, over the limit of {_CONSTANTS:,}, "
+            f"the model has {sum(sizes):,} random constants, over the limit of {_CONSTANTS:,}, "
             f"or more than {_CONSTANT:,} in one matrix"
         )
 

@@ -17,7 +17,7 @@ from caddie.config import Seed, coerce, show
 from caddie.data.corpus import Corpus
 from caddie.errors import CheckFailed, UserError
 from caddie.model.parameters import assign
-from caddie.pack.artifact import SOURCE, Artifact, Metadata, load
+from caddie.pack.artifact import SOURCE, Artifact, Metadata, check_readable, load
 from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
@@ -123,6 +123,7 @@ def check_recipe(recipe: Recipe, world: int = 1) -> None:
     if recipe.pack.fit is not None:
         recipe.pack.fit.check(quantizers.values())
     check_windows(recipe.score.sequence_length, recipe.score.stride)
+    check_readable(model, recipe.score)
     if not files_to_score(recipe):  # a user's own scorer may need weights
         recipe.score.scorer(model, bos=0)
     _ = recipe.train.budget

@@ -129,8 +129,9 @@ class SWA(Averaging):
         place = math.floor((train_progress.progress - 1.0) * self.snapshots / self.fraction + 1e-6)
         counters["place"].fill_(place)
         within = place > -self.snapshots and (self.lr_below is None or lr_scale < self.lr_below)
-        if not within:
+        if not within or place < before:  # progress falls when a run goes on with a larger budget
             collected.zero_()
+            before = -math.inf
         due = within and place > before
         if not due and collected:
             return 0.0

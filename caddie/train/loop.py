@@ -246,6 +246,9 @@ class TimedRun:
             self.busy_machine.after_step(self.cpu)
             if not self.signalled and self.checkpoint.due(self.done):
                 self.save()
+        self.read_losses(0)
+        if self.signalled and self.at.progress < 1.0 <= self.done.progress:  # seen only now that the loss is read
+            self.trainer.update_average(self.done, value_at(self.config.lr_schedule, self.done))
         self.save()
         self.at = self.done
         self.background.wait()

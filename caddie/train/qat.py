@@ -9,8 +9,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Range, known
-from caddie.config.schedules import Number, Ramp, TrainProgress, value_at
+from caddie.config import Config, known
+from caddie.config.schedules import Number, NumberRange, Ramp, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.model.linear import Linear
 from caddie.model.parameters import assign
@@ -22,7 +22,7 @@ class QAT(Config):
 
     quantizer: Quantizer = Rows()
     """Quantizer Q; should be that of `pack.quantizers`."""
-    strength: Annotated[Number, Range(0.0, 1.0)] = Ramp(start=0.0, end=1.0, begin=0.85, finish=0.85)
+    strength: Annotated[Number, NumberRange(0.0, 1.0)] = Ramp(start=0.0, end=1.0, begin=0.85, finish=0.85)
     """From 0, the plain weight, to 1, the quantized. As in #1559 the last 15 % of the budget are quantized."""
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class SoftRound(QAT):
         "-0.0002, less than the noise between seeds; 500 steps were thought too few (#670)",
     )
 
-    sharpness: Annotated[Number, Range(0.01, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
+    sharpness: Annotated[Number, NumberRange(0.0, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
     """Sharpness α of `soft_round`; never below 0.01, where the function is a straight line already."""
 
     def sharpness_at(self, train_progress: TrainProgress) -> float:

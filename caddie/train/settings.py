@@ -10,6 +10,7 @@ from caddie.config.schedules import (
     Budget,
     IntSchedule,
     NonNegativeNumber,
+    NumberRange,
     Schedule,
     StepRamp,
     TrainProgress,
@@ -83,7 +84,7 @@ class Train(Config):
         }
     )
     """Role or name pattern to optimizer; the last match wins."""
-    lr_schedule: Schedule = Warmdown(fraction=0.2)
+    lr_schedule: Annotated[Schedule, NumberRange(0.0, 1e30)] = Warmdown(fraction=0.2)
     """Factor on every learning rate."""
     clip_norm: Positive | None = None
     """Largest norm of the whole gradient, or none."""

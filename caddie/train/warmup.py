@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product, repeat
 
 import numpy as np
@@ -21,6 +22,8 @@ from caddie.train.trainer import Execution, Trainer
 
 MOST_OF_RUN = 0.1
 """Largest part of the budget, of its steps or of its seconds, that the steps of a warm-up may take."""
+_LATE_STEP = 1 << 20
+"""Step at which schedules in steps have ended, for checks of a run that has no budget of steps."""
 _CHECKING_STEPS = 3
 """Steps after which a gradient has reached every parameter that is not dead: a factor that starts at zero blocks the
 gradient of what comes before it until it has moved. A run with fewer warm-up steps is not checked."""
@@ -79,7 +82,8 @@ class _WarmUp:
         for fraction in (0.25, 0.5, 0.75):  # at the points above an optimizer's own rate may be zero
             for _ in range(_CHECKING_STEPS):
                 if checks and trainer.ranks.any(bool(self.unreached or self.unmoved(saved))):
-                    self.step(progress_at(fraction, self.budget))
+                    at = progress_at(fraction, self.budget)
+                    self.step(at if self.budget.steps else replace(at, step=_LATE_STEP))
         # A run that diverges, as weights of 1e4 show, has dead channels too, and reports that itself.
         tame = all(bool((parameter.abs() < 1e4).all()) for parameter in trainer.parameters.values())
         unmoved = self.unmoved(saved)

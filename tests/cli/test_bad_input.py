@@ -1004,7 +1004,7 @@ HOSTILE = [
     Hostile("tokenizer unknown", manifest("pickle", "tokenizer"), "no tokenizer of kind 'pickle'"),
     Hostile("tokenizer spare", section("tokenizer", lambda data: b"x"), "no tokenizer of kind 'bytes' with 1 bytes"),
     Hostile("seed a text", manifest("\x1b[2J" * 9999, "seed"), "seed must be a whole number"),
-    Hostile("windows", config(put(1 << 20, "score", "sequence_length")), "too long for its vocabulary", verb="score"),
+    Hostile("windows", config(put(1 << 20, "score", "sequence_length")), "too long for a vocabulary", verb="score"),
     Hostile("stride", config(put(1 << 20, "score", "stride")), "score.stride must be from 1"),
     Hostile("bomb", section("weights/bomb", lambda data: bytes((64 << 20) + 1)), "over the limit of"),
 ]

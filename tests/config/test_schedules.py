@@ -28,6 +28,10 @@ from caddie.config.schedules import (
     value_at,
 )
 from caddie.errors import UserError
+from caddie.pack.quantize import Rows
+from caddie.train.optim import AdamW
+from caddie.train.qat import StraightThrough
+from caddie.train.settings import Train
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
 
@@ -127,6 +131,23 @@ def test_the_step_ramp_counts_steps() -> None:
         1.0,
     ]
     assert StepRamp(start=0.5, end=1.0, steps=0).at(TrainProgress(0, 0.0, Budget(seconds=1))) == 1.0
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Ramp(start=-1.0, end=1.0),
+        StepRamp(start=0.5, end=-0.5, steps=9),
+        PiecewiseConstant(values=(1.0, -1.0), begins=(0.5,)),
+        Rewarmed(of=Ramp(start=1.0, end=-1.0), begins=(0.5,)),
+    ],
+)
+def test_every_value_of_a_schedule_is_within_the_bounds(schedule: Schedule) -> None:
+    for make in (lambda: AdamW(lr=schedule), lambda: Train(steps=9, lr_schedule=schedule)):
+        with pytest.raises(UserError, match=rf"lr.*, a {type(schedule).__name__},.* must be at least 0|from 0 to"):
+            make()
+    with pytest.raises(UserError, match=r"strength, a Ramp, must be from 0 to 1, not 3"):
+        StraightThrough(quantizer=Rows(bits=6), strength=Ramp(start=0.0, end=3.0))
 
 
 def test_a_schedule_stands_where_a_number_stands() -> None:

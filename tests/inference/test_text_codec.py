@@ -223,6 +223,13 @@ def test_damage_is_noticed(small: Artifact) -> None:
             decompress(small, packed[:length])
 
 
+@pytest.mark.parametrize("more", [bytes(60), bytes(range(255, 100, -1))], ids=["zeros", "other bytes"])
+def test_what_follows_a_text_is_noticed(small: Artifact, more: bytes) -> None:
+    packed = compress(small, [TEXT[:200]], scoring=SCORINGS["plain"])
+    with pytest.raises(UserError, match="bytes after its text; take it from where it came"):
+        decompress(small, packed + more)
+
+
 def forged(artifact: Artifact, lengths: Sequence[int], coded: bytes, settings: bytes = b"") -> bytes:
     """A compressed file that states streams of these lengths before `coded`; its hash of the text is of nothing."""
     head = text_codec._leb128(text_codec._FILE, len(lengths), *lengths, len(settings)) + settings

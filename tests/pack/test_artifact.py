@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -30,6 +31,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.run.policy import Part, apply_policies
 from caddie.run.run import metadata_of
 from caddie.run.stages import calibrate_recipe
+from caddie.score import Scoring
 from caddie.verify.verify import file_checks
 
 Call = Callable[..., Any]
@@ -239,7 +241,9 @@ def test_windows_are_as_long_as_logits_fit(tmp_path: Path) -> None:
         return lambda config: config["score"].update(sequence_length=length, batch_tokens=1 << 40)
 
     assert artifacts.load(edited(tmp_path, of(1_044_495))).scoring.batch_tokens == 1_044_495
-    assert "windows of 1,044,496 tokens are too long for its vocabulary" in refusal(edited(tmp_path, of(1_044_496)))
+    assert "windows of 1,044,496 tokens are too long for a vocabulary of 257" in refusal(
+        edited(tmp_path, of(1_044_496))
+    )
     assert artifacts.load(GOOD).scoring.batch_tokens == 65_536
 
 
@@ -297,19 +301,24 @@ def test_a_model_has_no_more_layers_than_weights(tmp_path: Path) -> None:
 )
 def test_rules_and_exceptions_are_few(config: dict[str, Any], message: str | None) -> None:
     if message is None:
-        artifacts._check_rules(config)
+        artifacts._check_rules(config, 0)
     else:
         with pytest.raises(UserError, match=message):
-            artifacts._check_rules(config)
+            artifacts._check_rules(config, 0)
 
 
 def test_random_constants_are_few() -> None:
+    def check(sizes: list[int]) -> None:
+        buffers = [SimpleNamespace(numel=lambda size=size: size) for size in sizes]
+        model: Any = SimpleNamespace(config=SimpleNamespace(vocabulary=257), buffers=lambda: buffers)
+        artifacts.check_readable(model, Scoring())
+
     for sizes in ([], [1 << 23] * 8, [1 << 23, 1]):
-        artifacts._check_constants(sizes)
+        check(sizes)
     for sizes in ([*[1 << 23] * 8, 1], [(1 << 23) + 1], [1, (1 << 23) + 1]):
         said = rf"has {sum(sizes):,} random constants, over the limit of 67,108,864, or more than 8,388,608 in one"
         with pytest.raises(UserError, match=said):
-            artifacts._check_constants(sizes)
+            check(sizes)
 
 
 def test_source_is_a_mebibyte_at_most(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Event
 from caddie.train import hooks
 from caddie.train import trainer as trainer_module
-from caddie.train.averaging import ProgressEMA
+from caddie.train.averaging import ProgressEMA, TailEMA
 from caddie.train.checkpoint import restore
 from caddie.train.loop import Interrupted, Trained
 from caddie.train.prefetch import AsyncScalar, Uploads, prefetch
@@ -69,6 +70,26 @@ def test_the_average_sees_the_end_where_a_checkpoint_takes_the_clock_over_it(
     trained = go(tmp_path, STEPS.but(steps=None, seconds=5.0, checkpoint_seconds=0.5, warmup_steps=0))
     assert seen[-6:] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "after steps of the warm-up"
     assert trained.steps == 6
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("when", [0.4, 0.6])
+def test_the_average_sees_the_end_that_a_signal_finds(
+    when: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss that is read when the run is interrupted may be that of the last step."""
+
+    def stop(event: Event) -> None:
+        if event["event"] == "step" and event["progress"] == pytest.approx(when):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train = STEPS.but(steps=None, seconds=5.0, warmup_steps=0, averaging=TailEMA(begin=0.1, steps=50.0, weight=0.0))
+    for told in (stop, lambda event: None):
+        clock = count()
+        monkeypatch.setattr("caddie.train.loop.time", SimpleNamespace(perf_counter=partial(next, clock)))
+        with contextlib.suppress(Interrupted):
+            trained = go(tmp_path, train, progress=Recorder(told))
+    assert all(torch.equal(trained.weights[name], last) for name, last in trained.last.items())
 
 
 @pytest.mark.long

@@ -159,6 +159,18 @@ def test_a_larger_budget_starts_the_snapshots_anew() -> None:
     assert average.weights["w"].item() == (30 + 40) / 2
 
 
+def test_a_slightly_larger_budget_starts_the_snapshots_anew_as_well() -> None:
+    """Progress falls, and is still within the part that is averaged."""
+    average = Average(SWA(fraction=0.5, snapshots=5), one(0.0))
+    for step in range(1, 11):
+        average.update(one(float(step)), at(step, 10), 1.0)
+    assert average.weights["w"].item() == (6 + 7 + 8 + 9 + 10) / 5
+    average.update(one(11.0), at(11, 12), 1.0)
+    assert average.weights["w"].item() == 11.0
+    average.update(one(12.0), at(12, 12), 1.0)
+    assert average.weights["w"].item() == 11.5
+
+
 # Every average
 
 

@@ -20,7 +20,7 @@ import torch.multiprocessing as multiprocessing
 from processes import CONTEXT
 from recording import Recorder
 
-from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, TrainProgress, Warmdown
+from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, StepRamp, TrainProgress, Warmdown
 from caddie.data.loaders import Batch, Loader, PackedDocuments, TrainingData
 from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, Recurrence, ReluSquared, build
@@ -434,6 +434,12 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
 def test_a_rate_that_starts_at_zero_is_no_dead_parameter(path: str, tmp_path: Path) -> None:
     rising = {path: Ramp(start=0.0, end=0.1, finish=0.5)}
     assert go(tmp_path, STEPS.but({"steps": 4, "warmup_steps": 3, **rising})).steps == 4
+
+
+@pytest.mark.long
+def test_a_rate_that_rises_by_steps_is_no_dead_parameter_where_seconds_are_the_budget(tmp_path: Path) -> None:
+    rising = {"optimizers.matrix.lr": StepRamp(start=0.0, end=0.1, steps=100)}
+    assert go(tmp_path, STEPS.but({"steps": None, "seconds": 0.5, "warmup_steps": 3, **rising})).steps > 0
 
 
 def test_a_parameter_that_never_moves_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,11 @@ class Smallest(ArrayCodec):
     small_bytes: int = 1 << 12
     """Bytes of the largest array that `also` is tried for."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.of:
+            raise UserError("Smallest has no codec to try; name one in `of`, as in Smallest(of=[EntropyModel()])")
+
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the shortest stream."""
         codecs = self.of + (self.also if array.nbytes <= self.small_bytes else ())

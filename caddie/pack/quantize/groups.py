@@ -28,7 +28,8 @@ class Ternary(Quantizer):
     )
 
     group: Annotated[int, Range(1, 65_536)] = 128
-    """Columns with one step; rows are padded with zeros to whole groups."""
+    """Columns with one step; rows are padded with zeros to whole groups. The zeros count in the mean, as in the record,
+    so a group that does not divide the columns has smaller steps at the end of each row."""
     keep_mean: bool = False
     """Restore the group's mean |weight|: a trit of 1 stands for the step over the share of trits that are not 0. Better
     for weights that were not trained as trits. The record's file has it because its forward takes the mean again; what

@@ -107,9 +107,14 @@ class Protection(Config):
         quantizers: Mapping[str, Quantizer],
         calibrations: Mapping[str, Calibration],
     ) -> dict[str, Quantizer]:
-        """Return parameter name to quantizer for the matrices of the best groups."""
+        """Return parameter name to quantizer for the matrices of the best groups; `UserError` where there is none."""
         found: dict[str, Quantizer] = {}
-        for _, name, protected in self.ranked(weights, quantizers, calibrations)[: self.groups]:
+        if not (ranked := self.ranked(weights, quantizers, calibrations)):
+            raise UserError(
+                f"pack.protection: no matrix of more than {_FEWEST_NUMBERS:,} numbers has GPTQ of fewer than "
+                f"{self.bits} bits, unpacked, and {self.columns:,} columns; set one to Gptq, or pack.protection=none"
+            )
+        for _, name, protected in ranked[: self.groups]:
             found.setdefault(name, protected)
         return found
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from caddie.config import Config, Fraction, Positive, Range, Technique, known
+from caddie.errors import UserError
 from caddie.pack.quantize.quantizer import Calibration, Rounding
 
 LARGEST_STEP = 65_504
@@ -102,6 +103,11 @@ class BestPercentile(Scale):
     """Quantiles to try."""
     floor: Floor = "relative"
     """Least step, as in `Percentile`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.fractions:
+            raise UserError("BestPercentile has no quantile to try; name some in `fractions`, as in [0.999, 1.0]")
 
     def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
         """Return one candidate for each quantile."""

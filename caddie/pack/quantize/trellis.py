@@ -85,9 +85,10 @@ class Trellis(WaterfillingSteps, Quantizer):
     coder T. R. Fischer and M. Wang, IEEE Trans. Information Theory 38(1), 1992). As the points of odd states are those
     of even ones with the other sign, k has one distribution, and the coder needs no state.
 
-    A chain is every n-th row of a column. Values t are first shrunk by t D / σ², at most D / σ, with D the error
-    and σ² the variance in their row and column. That is the choice of least error plus bits, which grow with the square
-    of Gaussian values and more slowly where tails are heavy. Rows and columns of few bits are rounded to integers.
+    A chain is every n-th row of a column. Values t are first shrunk by t D / σ², at most D / σ and to 0, with D the
+    error and σ² the variance in their row and column. That is the choice of least error plus bits, which grow with the
+    square of Gaussian values and more slowly where tails are heavy. Rows and columns of few bits are rounded to
+    integers.
     """
 
     techniques = known(
@@ -136,7 +137,8 @@ class Trellis(WaterfillingSteps, Quantizer):
             points = nearest(column, values)
             if across[column]:
                 chained, deviation = values[along], deviations[:, column]
-                chained = chained - _ERROR / deviation * (chained / deviation).clamp(-1, 1)
+                shift = (_ERROR / deviation * (chained / deviation).clamp(-1, 1)).nan_to_num(0)
+                chained = chained - shift.clamp(-chained.abs(), chained.abs())
                 points[along] = torch.from_numpy(self._nearest_path(chained.clamp(-_LARGEST, _LARGEST).numpy()))
             return points
 

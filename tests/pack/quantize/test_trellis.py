@@ -80,6 +80,20 @@ def test_rows_and_columns_of_few_bits_are_rounded_to_the_nearest_step() -> None:
     assert np.array_equal(few["integers"], Waterfilling(step=0.2).quantize(WEIGHT[:15])["integers"])
 
 
+@pytest.mark.parametrize("small", [0.0, 1e-4])
+def test_a_row_whose_only_value_stands_in_an_empty_column_stays_near(small: float) -> None:
+    """Values were shrunk beyond zero where they are larger than their row and column say; no other row follows them."""
+    weight = 0.02 * sample(256, 32)
+    weight[:, 5] = weight[7] = small
+    weight[7, 5] = 0.09
+    plain, found = (
+        quantizer.dequantize(quantizer.quantize(weight), (256, 32))
+        for quantizer in (Waterfilling(step=1.0), Trellis(step=1.0))
+    )
+    assert (found - weight).square().mean() < (plain - weight).square().mean()
+    assert (found - weight).abs().max() < 0.09 + (plain - weight).abs().max()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("step", "decibels"), [(0.2, 1.0), (0.8, 1.2)])
 def test_errors_are_smaller_at_equal_bytes(step: float, decibels: float) -> None:
