@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, known
+from caddie.config import Config, Range, known
 from caddie.config.schedules import Number, NumberRange, Ramp, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.model.linear import Linear
@@ -86,7 +86,7 @@ class SoftRound(QAT):
         "-0.0002, less than the noise between seeds; 500 steps were thought too few (#670)",
     )
 
-    sharpness: Annotated[Number, NumberRange(0.0, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
+    sharpness: Annotated[Number, Range(0.01, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
     """Sharpness α of `soft_round`; never below 0.01, where the function is a straight line already."""
 
     def sharpness_at(self, train_progress: TrainProgress) -> float:
