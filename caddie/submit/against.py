@@ -13,6 +13,8 @@ from caddie.report.read import known_number, pick, read_object
 from caddie.submit.runs import Run
 
 JSON = "submission.json"
+_EARLIER = "earlier validation export"
+"""In the note of a public result: its scores do not compare with those of today's set."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +34,27 @@ def compare_with(against: str, runs: Sequence[Run]) -> Base:
     path = Path(against)
     if path.exists() or path.suffix == ".json":
         path = path / JSON if path.is_dir() else path
-        name, scores, text = _submitted(path)
+        name, scores, text, own = _submitted(path)
     else:
-        recipe, text = find(against), None
+        recipe, text, own = find(against), None, False
         name = recipe.name
-        scores = [one.bits_per_byte for one in recipe.public if one.source == recipe.public[0].source]
+        public = [one for one in recipe.public if _EARLIER not in one.note]
+        scores = [one.bits_per_byte for one in public if one.source == public[0].source]
     if not scores:
         raise UserError(f"{against} has no scores to compare with; name a recipe or a submission that has")
     ours = runs[0].result["sha256"]["validation_documents"]
-    if text != ours and (text is not None or not runs[0].on_contest_text):
+    if text != ours and (text is not None or own or not runs[0].on_contest_text):
         raise UserError(f"the runs were scored on another text than {against}; their scores do not compare")
     bits = [run.result["bits_per_byte"] for run in runs]
     p = welch(scores, bits).p_above(0.0) if min(len(scores), len(bits)) > 1 else None
     return Base(name, scores, fmean(scores) - fmean(bits), None if p is None or p != p else p)
 
 
-def _submitted(path: Path) -> tuple[str, list[float], str | None]:
-    """Return name, scores of the seeds and hash of the held-out text, if stated, of a `submission.json`."""
+def _submitted(path: Path) -> tuple[str, list[float], str | None, bool]:
+    """Return what a `submission.json` states: name, scores of the seeds, hash of the held-out text, if that is there.
+
+    The last is True if it says that the text is not the contest's.
+    """
     try:
         known = read_object(path)
     except (OSError, ValueError, RecursionError) as error:
@@ -58,4 +64,5 @@ def _submitted(path: Path) -> tuple[str, list[float], str | None]:
     scores = [score for entry in entries if (score := known_number(pick(entry, "val_bpb"))) is not None]
     mean, text = known_number(known.get("val_bpb")), pick(known, "sha256", "validation_documents")
     name = str(known.get("name") or path.parent.name)
-    return name, scores or ([mean] if mean is not None else []), text if isinstance(text, str) else None
+    own = pick(known, "compliance", "contest_validation_set") is False
+    return name, scores or ([mean] if mean is not None else []), text if isinstance(text, str) else None, own

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
 _MOST_COLUMNS, _MOST_LINES, _MOST_SCORES = 400, 50_000, 200
@@ -16,10 +16,10 @@ _MOST_COLUMNS, _MOST_LINES, _MOST_SCORES = 400, 50_000, 200
 lines."""
 _FACT = re.compile(
     r"seed|stopping|Total|budget:|[aA]rtifact|Serialized|Code size|val_|val |train_sh|_time:|gate=|quant|stop_|params:"
-    r"|gptq:"
+    r"|gptq:|total_docs"
 )
 """Only lines with one of these can hold a fact."""
-_PREFIX = re.compile(r"\[[\w:]{1,20}\]:?|\d+:(?=\D)|\d{9,}\.\d+ ")
+_PREFIX = re.compile(r"\x1b\[[\d;]{0,8}m|\[[\w:]{1,20}\]:?|\d+:(?=\D)|\d{9,}\.\d+ ")
 _SEPARATOR = re.compile(r"={60,}\s*")
 _SOURCE = re.compile(r"\s{0,8}(?:import |from \w+ import |def |class |@)")
 _SOURCE_LINES = 3
@@ -36,34 +36,39 @@ _LIVE = re.compile(r"pre-?_?quant|post[-_ ]ema|\bswa\b|\bema\b|^raw", re.IGNOREC
 """In the name of a scoring line: it scored the trained weights, not the file."""
 
 _LEARNED = re.compile(r"^(?:step:)?(\d{1,9})/\d+ train_loss: ?(\d{1,3}\.\d{1,9})")
-_INTEGER = r"\s{0,12}(\d{1,18})"
+_INTEGER = r"\s{0,12}(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})"
+_NUMBER = r"\s{0,12}(\d{1,3}(?:,\d{3}){1,5}(?:\.\d{1,9})?|\d{1,18}(?:\.\d{1,9})?)"
 _FACTS: Mapping[str, tuple[str, ...]] = {
     "seed": (rf"^seed[:=]{_INTEGER}\s*$", rf"^  seed:{_INTEGER}\s*$", r"^params:.* s:(\d{1,18})\s*$"),
-    "training_ms": (rf"^stopping_early: ?wallclock_cap train_time:{_INTEGER}ms",),
-    "step_ms": (rf"^step:\d+/\d+ .*train_time:{_INTEGER}ms",),
+    "training_ms": (rf"^stopping_early: ?wallclock_cap train_time:{_NUMBER}\s?ms",),
+    "step_ms": (rf"^step:\d+(?:/\d+)? .*train_time:{_NUMBER}\s?ms",),
+    "calibration_ms": (rf"^calibrate_time:{_NUMBER}ms",),
     "steps": (rf"^stopping_early: ?wallclock_cap .*step:{_INTEGER}/",),
     "total_bytes": (
         rf"^Total submission size[^:]{{0,40}}:{_INTEGER} bytes",
         rf"Total submission:{_INTEGER} bytes",
         r"^budget:(\d{1,18})/\d+ ",
         rf"^artifact_bytes:{_INTEGER}\s*$",
-        r"^Artifact: (\d{1,3}(?:,\d{3})+) bytes",
+        rf"^Artifact:{_INTEGER} bytes",
     ),
     "model_bytes": (rf"^Serialized model [^:]{{1,40}}:{_INTEGER} bytes",),
     "code_bytes": (rf"^Code size(?: \(compressed\))?:{_INTEGER} bytes", r"^artifact:.* code:(\d{1,18})\s*$"),
     "validation_tokens": (rf"^val[_ ]tokens:{_INTEGER}\s*$", rf"^val_loader:shards pattern=.* tokens:{_INTEGER}\s*$"),
+    "validation_documents": (rf"\btotal_docs[:=]{_INTEGER}\b",),
     "training_shards": (rf"^train_shards:{_INTEGER}\s*$", rf"^train_loader:dataset:.* train_shards:{_INTEGER}\s*$"),
-    "evaluation_s": (r"^total_eval_time:\s{0,12}(\d{1,9}\.\d)",),
+    "evaluation_s": (rf"^total_eval_time:{_NUMBER}(?:\s?s|\s*$)",),
     "within_hints": (rf"\bwithin_gate={_INTEGER}\b",),
     "word_hints": (rf"\bword_gate={_INTEGER}\b",),
     "before_quantization": (r"^pre_?-?quant_?-?ttt:? ?(?:epoch|start|done)()", r"^post-prequant-ttt()"),
     "calibration": (r"^gptq:(?:calibrating|collected hessians)()",),
     "own_calibration": (r"^gptq:.*(?:autoregressive|self-?gen)()",),
-    "adaptation_s": (r"^pre_?quant_ttt: ?done .*time[:=](\d{1,6})",),
+    "adaptation_s": (r"^pre_?quant_ttt: ?done .*time[:=](\d{1,6}(?:\.\d{1,9})?)",),
     "force_stop_step": (rf"^  force_stop_step:{_INTEGER}\s*$", rf"\bforce_stop_step[:=]{_INTEGER}\b"),
 }
-"""Patterns of each fact; the last line that has one of them counts, and a total
+"""Patterns of each fact; the last line that has one of them counts, but for those of `_LARGEST`, and a total
 that is not stated is that of model and code. What is captured is a number or nothing."""
+_LARGEST = ("training_ms", "step_ms", "within_hints", "word_hints")
+"""Facts of which the largest counts, as a later line takes none back."""
 _COMPILED = {name: [re.compile(pattern) for pattern in patterns] for name, patterns in _FACTS.items()}
 
 
@@ -136,7 +141,7 @@ def parse_log(file: str, text: str) -> Log:
                 if match := pattern.search(line):
                     stated = match[1].replace(",", "") or "0"
                     fact = Fact(float(stated) if "." in stated else int(stated), number)
-                    if name != "training_ms" or fact.value >= (log.value(name) or 0):  # of these the largest counts
+                    if name not in _LARGEST or fact.value >= (log.value(name) or 0):
                         log.facts[name] = fact
         setting = _SETTING.match(line)
         listed = line.startswith("Hyperparameters:") or (listed and setting is not None)
@@ -170,9 +175,11 @@ def _add_score(log: Log, number: int, line: str, bits: re.Match[str]) -> None:
 
 def _results(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line outside the source, without its prefix."""
-    lines = []
-    for number, whole in enumerate(text.split("\n", _MOST_LINES)[:_MOST_LINES], 1):
-        line = whole[:_MOST_COLUMNS].removesuffix("\r")
+    lines: list[tuple[int, str]] = []
+    wholes = enumerate(text.split("\n", _MOST_LINES)[:_MOST_LINES], 1)
+    parts = ((number, part) for number, whole in wholes for part in whole.split("\r", _MOST_LINES))
+    for number, whole in islice(parts, _MOST_LINES):  # a progress bar writes over its line
+        line = whole[:_MOST_COLUMNS]
         prefix = _PREFIX.match(line)
         lines.append((number, line[prefix.end() :] if prefix else line))
     for separates, part in groupby(lines, lambda line: bool(_SEPARATOR.fullmatch(line[1]))):

@@ -1,5 +1,6 @@
 """Check the folder of a contest submission, ours or not: nothing in it is run."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,11 +16,13 @@ from caddie.submit.review_claims import Claims, read_claims
 from caddie.submit.review_code import HELD_OUT, check_preparation, check_scripts
 from caddie.submit.review_files import Folder, list_folder, read_json
 from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
-from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline
+from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline, training_clock
 from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scripts
 
 _MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
 """Logs, scripts that prepare data, and different numbers of the README that are looked at."""
+_README_DIGITS = 3
+"""Digits after the point that a README may round scores to."""
 _VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})")
 _UNLIMITED = re.compile(r"(?:track[-_ ])?non[-_ ]?record", re.IGNORECASE)
 
@@ -78,7 +81,7 @@ def _read(path: Path, found: Findings) -> tuple[Folder, Stated]:
 
 def _unlimited(path: Path, data: Mapping[str, Any]) -> bool:
     """True if the folder is of the track without a clock, by the folder that it stands in, else by its JSON."""
-    above = path.absolute().parent.name
+    above = Path(os.path.realpath(path)).parent.name  # a link to a folder, or `..`, changes no track
     return bool(_UNLIMITED.match(above if above.startswith("track_") else str(data.get("track") or "")))
 
 
@@ -135,7 +138,7 @@ def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
     numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,10}(?!\d)", text))
     written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]
     for what, score in (("val_bpb", claims.score), *((f"seed {k}", v) for k, v in claims.scores.items())):
-        if not any(agree(number, score) for number in written):
+        if not any(agree(number, score, _README_DIGITS) for number in written):
             found.add("score-readme", name or "", f"{what} {score} is not in it")
 
 
@@ -153,7 +156,7 @@ def _check_held_out(folder: Folder, found: Findings) -> None:
 
 def _facts(log: Log, claims: Claims) -> dict[str, Any]:
     score = headline(log, claims)
-    training = log.value("training_ms")
+    training = log.value(training_clock(log))
     seconds = log.value("evaluation_s")
     return {
         "file": log.file,

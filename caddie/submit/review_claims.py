@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 from caddie.report.read import pick
@@ -32,6 +32,15 @@ _BY_SEED = ("seed_results", "seeds", "per_seed_results", "val_bpb_by_seed", "val
 _SCORES = ("val_bpb", "val_bpb_exact", "bpb", "ttt_val_bpb", "ppm_mixer_val_bpb", "sliding_window_bpb")
 """Spellings of the score of one seed."""
 _SIZES = ("artifact_bytes", "bytes_total", "submission_size_bytes")
+LIMITED: Mapping[str, tuple[str, str, int]] = {
+    "train_wallclock_ms": ("training", "s", 1_000),
+    "train_time_s": ("training", "s", 1),
+    "eval_time_s": ("evaluation", "s", 1),
+    "eval_time_ms": ("evaluation", "s", 1_000),
+    "eval_time_seconds": ("evaluation", "s", 1),
+    **dict.fromkeys(_SIZES, ("size", "bytes", 1)),
+}
+"""Fields that the contest limits: what is limited, in which unit, and how many of the field are one of it."""
 
 
 @dataclass
@@ -46,6 +55,10 @@ class Claims:
     scores: dict[int, Decimal] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     """Bytes of each seed, code included."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    """Tokens of validation of each seed."""
+    limited: list[tuple[str, str, Decimal]] = field(default_factory=list)
+    """Values of the fields of `LIMITED`: field as it is called, its name there, number."""
     base: list[float] = field(default_factory=list)
     """Scores of the base's seeds, where it states them."""
     own_set: bool = False
@@ -73,6 +86,10 @@ def read_claims(data: Mapping[str, Any], file: str, found: Findings) -> Claims:
             claims.scores[seed] = score
         if (size := _first(value, _SIZES)) is not None:
             claims.sizes[seed] = int(size)
+        if (tokens := _first(value, ("val_tokens",))) is not None:
+            claims.tokens[seed] = int(tokens)
+        claims.limited += _limited(value, f"seed {seed}: ")
+    claims.limited += _limited(data)
     claims.own_set = pick(data, "compliance", "contest_validation_set") is False
     claims.base = next((scores for name, value in data.items() if "base" in name and (scores := _base(value))), [])
     return claims
@@ -113,6 +130,13 @@ def _first(value: Any, names: tuple[str, ...]) -> Decimal | None:
     if isinstance(value, dict):
         return next((number for name in names if (number := _decimal(value.get(name))) is not None), None)
     return _decimal(value) if names is _SCORES else None
+
+
+def _limited(values: Any, before: str = "") -> Iterator[tuple[str, str, Decimal]]:
+    """Yield the fields of `LIMITED` that are numbers, those of the mean or largest seed too."""
+    for name, of in product(LIMITED, ("", "_mean", "_max")):
+        if isinstance(values, dict) and (number := _decimal(values.get(name + of))) is not None:
+            yield before + name + of, name, number
 
 
 def _base(value: Any) -> list[float]:

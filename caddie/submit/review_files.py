@@ -38,10 +38,10 @@ class Folder:
             return None
         self.left -= len(data)
         try:
-            return data.decode()
+            return data.decode("utf-8-sig")
         except UnicodeDecodeError:
             found.add("file-unread", name, "it is not UTF-8; other bytes were replaced", note=True)
-            return data.decode(errors="replace")
+            return data.decode("utf-8-sig", errors="replace")
 
 
 def list_folder(path: Path, found: Findings) -> Folder:
@@ -69,6 +69,9 @@ def list_folder(path: Path, found: Findings) -> Folder:
             if entry.is_dir(follow_symlinks=False):
                 if depth < _MOST_DEPTH and not entry.name.startswith("."):
                     waiting.append((Path(entry.path), depth + 1))
+                elif entry.name != ".git":
+                    why = "its name begins with a dot" if depth < _MOST_DEPTH else "it is too deep"
+                    found.add("file-unread", name, f"{why}; what is in it was neither read nor counted: move it")
             elif entry.is_file(follow_symlinks=False):
                 folder.sizes[name] = entry.stat(follow_symlinks=False).st_size
             else:

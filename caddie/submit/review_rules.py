@@ -1,5 +1,6 @@
 """The rules that a submission folder is checked against, as data, and the findings that refer to them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -48,6 +49,7 @@ RULES: Mapping[str, Rule] = {
     "evaluation-unknown": Rule("note", README, "each log states the seconds of evaluation", None),
     # scores
     "score": Rule("error", PRACTICE, "the score of each seed stands in its log, to the digit"),
+    "score-left-out": Rule("error", PRACTICE, "each seed that is listed counts in the mean"),
     "score-last": Rule("warning", PRACTICE, "the score of each seed is the log's last scoring line"),
     "score-missing": Rule("warning", README, "each log has a scoring line"),
     "score-mean": Rule("error", PRACTICE, "val_bpb is the mean over the seeds"),
@@ -72,6 +74,7 @@ RULES: Mapping[str, Rule] = {
     # data
     "validation-set": Rule("error", README, "the whole official validation set is scored"),
     "validation-own": Rule("warning", README, "the set is the contest's, and not the author's by his own words"),
+    "validation-claim": Rule("warning", PRACTICE, "the JSON's tokens of validation are those of a log"),
     "validation-first": Rule("note", "#837", "the set is the one of later records"),
     "validation-unknown": Rule("note", README, "the log states the tokens of validation"),
     "score-loss": Rule("warning", PRACTICE, "a log has the loss beside the bits per byte, which says their bytes"),
@@ -119,20 +122,25 @@ class Finding:
 class Findings(list[Finding]):
     """Findings of a folder, under the rules of its track."""
 
-    MOST = 500
-    """Findings that are kept; a folder with more is beyond help."""
+    MOST = 100
+    """Findings of one rule and severity that are kept, so that many of one kind hide no other."""
 
     def __init__(self, unlimited: bool) -> None:
         super().__init__()
         self.unlimited = unlimited
+        self._counts = Counter[tuple[str, Severity]]()
 
     def add(self, rule: str, file: str, sentence: str, line: int | None = None, note: bool = False) -> None:
         """Add a finding once; as a note where `note` is set; not at all where the rule says nothing on this track."""
         known = RULES[rule]
         severity = known.unlimited if self.unlimited and known.unlimited != "same" else known.severity
-        if severity and len(self) < self.MOST:
-            finding = Finding(rule, "note" if note else severity, file, line, sentence)
-            self += [] if finding in self else [finding]
+        severity = severity and ("note" if note else severity)
+        if severity and self._counts[rule, severity] < self.MOST:
+            finding = Finding(rule, severity, file, line, sentence)
+            if finding not in self:
+                self._counts[rule, severity] += 1
+                more = "; more of this rule are not shown" if self._counts[rule, severity] == self.MOST else ""
+                self.append(replace(finding, sentence=sentence + more))
 
     def lower(self, start: int) -> None:
         """Make the findings from `start` on notes: they are about a log that the score does not come from."""

@@ -12,7 +12,7 @@ from caddie.lab.stats import welch
 from caddie.run.contest_sets import CURRENT, FIRST
 from caddie.run.policy import CONTEST_2026, overrun_seconds
 from caddie.submit.logs import Log, Score
-from caddie.submit.review_claims import Claims
+from caddie.submit.review_claims import LIMITED, Claims
 from caddie.submit.review_rules import Findings
 
 _CAP = CONTEST_2026.cap_bytes or 0
@@ -21,6 +21,8 @@ _EVALUATION_S = CONTEST_2026.evaluation.seconds or 0
 _SEEDS = 3
 _BYTES_ALIKE = 1e-3
 """Share of a set's bytes by which a size may differ, since scripts cut the set to whole windows."""
+_SEQUENCE = 2_048
+"""Tokens by which counts of one set differ, as scripts cut it to whole sequences."""
 _GAIN = Decimal("0.06")
 """Bits per byte by which no merged record's scoring lowered the plain score of its file; the most was 0.037."""
 _MOST_SHARDS = 476
@@ -32,6 +34,8 @@ _SETTLED, _SHARED = 1_000, 4
 """First step that is compared, and the least number of steps."""
 _SHOWN = Decimal("0.00005")
 """Half of the last digit that the contest's table shows."""
+_LEAST_DIGITS = 4
+"""Digits after the point to which scores are compared at least: JSON drops last zeros, so 1.1 stands for 1.1000."""
 _READING = ("train_batch_tokens", "train_seq_len", "tokenizer_path")
 """Settings that say what a step reads."""
 _UNLIKE = ("seed", "run_id", "rank", "local_rank", "is_main_process", "logfile", "val_loss_every", "train_log_every")
@@ -44,10 +48,9 @@ def decimals(value: Decimal) -> int:
     return max(0, -int(value.as_tuple().exponent))
 
 
-def agree(a: Decimal, b: Decimal) -> bool:
-    """True if two decimals are alike to the digits of that with fewer."""
-    step = Decimal(1).scaleb(-min(decimals(a), decimals(b)))
-    return abs(a - b) <= step / 2
+def agree(a: Decimal, b: Decimal, least: int = _LEAST_DIGITS) -> bool:
+    """True if two decimals are alike to the digits of that with fewer, and to `least` digits after the point."""
+    return abs(a - b) <= Decimal(1).scaleb(-max(least, min(decimals(a), decimals(b)))) / 2
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,9 @@ def _check_size(log: Log, script_bytes: int, found: Findings) -> None:
     line = log.line("total_bytes")
     if model is not None and model > _CAP >= total:
         found.add("size-cap", log.file, f"its model has {model:,.0f} bytes, and its total is {total:,.0f}", line)
+    elif model is not None and code is not None and model + code > total and min(model + code, submitted) > _CAP:
+        said = f"its model and code have {model + code:,.0f} bytes, over {_CAP:,}, and its total is {total:,.0f}"
+        found.add("size-cap", log.file, said, line)
     elif min(total, submitted) > _CAP:
         over = f"{min(total, submitted):,.0f} bytes are {min(total, submitted) - _CAP:,.0f} over {_CAP:,}"
         found.add("size-cap", log.file, over, line)
@@ -139,15 +145,22 @@ def _check_size(log: Log, script_bytes: int, found: Findings) -> None:
         found.add("size-script", log.file, said, line)
 
 
+def training_clock(log: Log) -> str:
+    """Return the fact that says when training ended: of its last line and its steps the later one."""
+    return max(("training_ms", "step_ms"), key=lambda name: log.value(name) or 0)
+
+
 def _check_training(log: Log, found: Findings) -> None:
-    stopped = "training_ms" if "training_ms" in log.facts else "step_ms"
-    training, steps = log.value(stopped), log.value("steps")
+    stopped = training_clock(log)
+    training, steps, calibration = log.value(stopped), log.value("steps"), log.value("calibration_ms") or 0
     if training is None:
         if log.value("model_bytes") is not None:
             found.add("training-unknown", log.file, "no line states when training stopped")
-    elif training > _TRAINING_MS:
+    elif training + calibration > _TRAINING_MS:
         step = training / steps if steps else 0.0
+        training += calibration
         over = f"training took {training / 1e3:,.3f} s of {_TRAINING_MS / 1e3:,.0f}"
+        over += f", {calibration / 1e3:,.3f} s of calibration included" if calibration else ""
         over += f"; one step takes {step / 1e3:.3f} s" if step else ""
         late = training - _TRAINING_MS > 1_000 * overrun_seconds(step / 1e3)
         rule = "training-clock" if late else "training-step"
@@ -176,7 +189,10 @@ def _check_evaluation_clock(log: Log, score: Score | None, found: Findings) -> N
 
 
 def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findings) -> None:
-    tokens = log.value("validation_tokens")
+    tokens, documents = (log.value(f"validation_{unit}") for unit in ("tokens", "documents"))
+    if documents is not None and documents < (CURRENT.documents or 0):
+        said = f"{documents:,.0f} documents are scored, of {CURRENT.documents:,} in the set"
+        found.add("validation-own" if own_set else "validation-set", log.file, said, log.line("validation_documents"))
     if tokens is None:
         found.add("validation-unknown", log.file, "no line states the tokens of validation")
         return
@@ -244,16 +260,23 @@ def _check_agreement(stated: Stated, found: Findings) -> None:
         found.add("seeds", claims.file, f"{seeds} of {_SEEDS} seeds")
     for seed in claims.seeds:
         own = [log for log in logs if seed in (log.seed, log.stated_seed)]
+        if (tokens := claims.tokens.get(seed)) is not None:
+            _check_tokens(seed, tokens, own, found)
         if not own:
             found.add("seed-log", claims.file, f"there is no log of seed {seed}")
         elif (score := claims.scores.get(seed)) is not None:
             _check_seed(seed, score, own, found)
+        elif claims.scores and (scored := next((log for log in own if log.final), None)):
+            end = scored.final[-1]
+            said = f"seed {seed} ends with {end.bits}, and the JSON lists the seed without its score: add it"
+            found.add("score-left-out", scored.file, said, end.line)
     for log in logs:
         if log.stated_seed not in (None, log.seed):
             said = f"it states seed {log.stated_seed}, and its name says {log.seed}"
             found.add("seed-name", log.file, said, log.line("seed"))
     _check_mean(stated, found)
     _check_sizes(stated, found)
+    _check_limits(claims, found)
 
 
 def _check_sizes(stated: Stated, found: Findings) -> None:
@@ -269,6 +292,17 @@ def _check_sizes(stated: Stated, found: Findings) -> None:
             what = "the model alone" if claimed in models else "neither its total nor its model"
             said = f"seed {seed}: {claimed:,} bytes; its log has {min(totals):,.0f}, and it is {what}"
             found.add("size-claim", stated.claims.file, said)
+
+
+def _check_limits(claims: Claims, found: Findings) -> None:
+    """Check the JSON's own seconds and bytes against the limits."""
+    for what, name, value in claims.limited:
+        kind, unit, per = LIMITED[name]
+        limit = int({"training": _TRAINING_MS / 1_000, "evaluation": _EVALUATION_S, "size": _CAP}[kind])
+        if value / per > limit:
+            late = kind != "training" or float(value / per) - limit > overrun_seconds(0.0)
+            rule = "size-cap" if kind == "size" else f"{kind}-clock" if late else "training-step"
+            found.add(rule, claims.file, f"{what} says {value / per:,.10g} {unit} of {limit:,}")
 
 
 def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings) -> None:
@@ -287,12 +321,20 @@ def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings)
     found.add("score", own[0].file, f"seed {seed}: the JSON says {stated}, and {ends}", end.line if end else None)
 
 
+def _check_tokens(seed: int, stated: int, own: Sequence[Log], found: Findings) -> None:
+    """Check that the JSON's tokens of validation are those of a log of the seed, but for a last sequence."""
+    counted = [tokens for log in own if (tokens := log.value("validation_tokens")) is not None]
+    if counted and min(abs(tokens - stated) for tokens in counted) > _SEQUENCE:
+        said = f"seed {seed}: the JSON says {stated:,} tokens of validation, and its log has {counted[0]:,.0f}"
+        found.add("validation-claim", own[0].file, said, own[0].line("validation_tokens"))
+
+
 def _check_mean(stated: Stated, found: Findings) -> None:
     claims, file, scores = stated.claims, stated.claims.file, _seed_scores(stated)
     if claims.score is None or not scores:
         return
     mean = sum(scores, Decimal()) / len(scores)
-    slack = Decimal(1).scaleb(-min(decimals(one) for one in (claims.score, *scores)))
+    slack = Decimal(1).scaleb(-max(_LEAST_DIGITS, min(decimals(one) for one in (claims.score, *scores))))
     said = f"val_bpb is {claims.score}; the mean of {count(len(scores), 'seed')} is {mean:.8f}"
     if abs(mean - claims.score) > slack:
         rule = "score-mean" if abs(mean - claims.score) > _SHOWN else "score-mean-digits"
@@ -302,7 +344,7 @@ def _check_mean(stated: Stated, found: Findings) -> None:
             rule = "score-one-seed"
         found.add(rule, file, said)
     if claims.std is not None and len(scores) > 1:
-        digits = decimals(claims.std)
+        digits = max(_LEAST_DIGITS, decimals(claims.std))
         kinds = {"population": pstdev(scores), "sample": stdev(scores)}
         named = [name for name, value in kinds.items() if abs(value - claims.std) <= Decimal(1).scaleb(-digits)]
         if named:

@@ -21,6 +21,7 @@ _MOST_LAYERS = 3
 _MOST_SCRIPTS = 8
 _DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$")
 """Names of files that hold data, not text."""
+_COMPILED = re.compile(r"\.(?:so|pyd|pyc)$")
 _SHAPING = {"reshape", "view", "flatten", "to", "long", "int", "contiguous", "clone", "squeeze", "unsqueeze", "cuda"}
 """Methods whose result has every element of a tensor and no other."""
 _PACKED_SHARE = 0.5
@@ -56,12 +57,10 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
     it may only start another script. If it runs source made at run time, any other file that it names may hold such
     source, and counts.
     """
-    waiting, seen, scripts, size, imported = [main], {main}, [], 0, set[str]()
-    while waiting and len(seen) <= _MOST_SCRIPTS:
-        name = waiting.pop(0)
-        if (text := folder.text(name, found, MOST_BYTES)) is None:
+    files, scripts, size, imported = [main], [], 0, set[str]()
+    for at, name in enumerate(files):  # which grows meanwhile
+        if at >= _MOST_SCRIPTS or (text := folder.text(name, found, MOST_BYTES)) is None:
             continue
-        size += folder.sizes[name] if _module(name).startswith("train") or _module(name) in imported else 0
         source, unpacked = unpack(text, name, found)
         if (tree := parse(source, name, found, "code-syntax" if name == main else "code-unread")) is not None:
             scripts.append(Script(name, tree, unpacked))
@@ -76,14 +75,23 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
             found.add("code-hidden", name, f"it names {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
         for other in folder.sizes:
-            if other.endswith(".py") and other not in seen and _module(other) in words:
-                seen.add(other)
-                waiting.append(other)
-    return scripts, size
+            if other.endswith(".py") and _module(other) in words and other not in files:
+                files.append(other)
+    if more := files[_MOST_SCRIPTS:]:
+        shown = ", ".join(more[:4]) + (" and others" if len(more) > 4 else "")
+        said = f"it names more than {_MOST_SCRIPTS - 1} Python files, and {shown} were not checked: read them"
+        found.add("code-hidden", main, said)
+    compiled = [one for one in folder.sizes if _COMPILED.search(one) and _module(one) in imported]
+    for one in compiled:
+        found.add("code-hidden", one, f"it is imported, has {folder.sizes[one]:,} bytes, and is no source to check")
+    counted = [one for one in files if _module(one).startswith("train") or _module(one) in imported]
+    return scripts, size + sum(folder.sizes[one] for one in [*counted, *compiled])
 
 
 def _module(file: str) -> str:
-    return file.rpartition("/")[2].removesuffix(".py")
+    """Return the name by which a file is imported."""
+    name = file.removesuffix("/__init__.py").rpartition("/")[2].removesuffix(".py")
+    return name.partition(".")[0] if _COMPILED.search(name) else name
 
 
 def _imports(tree: ast.Module) -> set[str]:

@@ -53,23 +53,39 @@ LOGS: dict[str, tuple[str, Mapping[str, str]]] = {
         "training-clock",
         {"stopping_early": "stopping", "train_time:60000ms": "train_time:601500ms"},
     ),
+    "training by a step after its end": (
+        "training-clock",
+        {"stopping_early": "step:12000/20000 train_loss:2.0 train_time:720000ms step_avg:60.00ms\nstopping_early"},
+    ),
+    "training in fractions": ("training-clock", {"train_time:599990ms": "train_time:720,000.5ms"}),
+    "training with calibration": ("training-clock", {"Code size": "calibrate_time:20000ms\nCode size"}),
     "calibration": (
         "calibration-clock",
         {"train_time:599990ms": "train_time:600100ms", "Code size": "gptq:calibrating with 256 batches\nCode size"},
     ),
     "evaluation": ("evaluation-clock", {"eval_time:90000ms": "eval_time:600100ms"}),
     "evaluation total": ("evaluation-clock", {"eval_time:90000ms": "eval_time:90000ms\ntotal_eval_time:601.0s"}),
+    "evaluation without decimals": (
+        "evaluation-clock",
+        {"eval_time:90000ms": "eval_time:90000ms\ntotal_eval_time: 688s"},
+    ),
     "evaluation with adaptation": (
         "evaluation-clock",
         {"Serialized model:": "prequant_ttt:done total_time=523.0s\nSerialized model:"},
     ),
     "evaluation unknown": ("evaluation-unknown", {" eval_time:90000ms": ""}),
     "validation cut": ("validation-set", {f"val_tokens: {TOKENS}": "val_tokens: 9662464"}),
+    "validation documents": ("validation-set", {"Code size": "ttt_phased: total_docs:10000 prefix_docs:1\nCode size"}),
     "validation first": ("validation-first", {f"val_tokens: {TOKENS}": "val_tokens: 63947000"}),
     "validation unknown": ("validation-unknown", {f"val_tokens: {TOKENS}": "tokens"}),
     "shards": ("training-shards", {"train_shards: 80": "train_shards: 1499"}),
     "within hints": ("target-hints", {"Serialized model:": "hints within_gate=9866847 word_gate=0\nSerialized model:"}),
     "word hints": ("target-hints", {"Serialized model:": "hints within_gate=0 word_gate=5\nSerialized model:"}),
+    "hints with commas": ("target-hints", {"Code size": "hints within_gate=9,866,847 word_gate=0\nCode size"}),
+    "hints that a later line takes back": (
+        "target-hints",
+        {"Code size": "hints within_gate=0 word_gate=5\nhints within_gate=0 word_gate=0\nCode size"},
+    ),
     "before quantization": ("score-first", {"Serialized model:": "prequant_ttt:epoch 1/21 lr=1\nSerialized model:"}),
     "slot": ("score-first", {SLIDING: "final_slot_exact"}),
     "gain": ("score-gain", {score_line("final_int6_roundtrip", "1.13000000"): score_line("final", "1.17000000")}),
@@ -140,6 +156,23 @@ JSON: dict[str, tuple[str, Any]] = {
     "seeds": ("seeds", {"seeds": [42, 7], "seed_results": {}, "val_bpb": 1.10062342}),
     "no log": ("seed-log", {"seeds": [*SCORES, 9]}),
     "readme": ("score-readme", {"val_bpb": 1.2345}),
+    "a seed left out": (
+        "score-left-out",
+        {"seed_results": {"42": {"val_bpb": 1.10012341}, "7": {"val_bpb": 1.10112342}}, "val_bpb": 1.10062342},
+    ),
+    "one digit": ("score-mean", {"val_bpb": 1}),
+    "two digits": ("score-mean", {"val_bpb": 1.1}),
+    "one digit of a seed": ("score", {"seed_results": {"42": {"val_bpb": 1}}, "val_bpb": 1}),
+    "training": ("training-clock", {"train_wallclock_ms_max": 719_000}),
+    "training step": ("training-step", {"train_wallclock_ms_max": 600_100}),
+    "training of a seed": (
+        "training-clock",
+        {"seed_results": {"42": {"val_bpb": 1.1001, "train_wallclock_ms": 719_000}}},
+    ),
+    "evaluation": ("evaluation-clock", {"eval_time_s_max": 900.0}),
+    "evaluation of a seed": ("evaluation-clock", {"seed_results": {"42": {"val_bpb": 1.1001, "eval_time_s": 900.0}}}),
+    "bytes": ("size-cap", {"bytes_total": 17_000_000}),
+    "tokens": ("validation-claim", {"seed_results": {"42": {"val_bpb": 1.1001, "val_tokens": 9_662_464}}}),
     "claim": (
         "size-claim",
         {"seed_results": {"42": {"val_bpb": 1.10012341, "artifact_bytes": 14_000_000}}},
@@ -243,6 +276,41 @@ def test_training_counts_where_the_score_comes_from_a_log_of_evaluation(tmp_path
     assert "size-unknown" not in rules(review(folder))
 
 
+def test_no_spelling_of_the_path_changes_the_track(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "track_10min_16mb" / "a"
+    write_submission(folder, {"track": "non_record"}, replace={"train_time:599990ms": "train_time:900000ms"})
+    (tmp_path / "track_non_record_16mb").mkdir()
+    (tmp_path / "track_non_record_16mb" / "a").symlink_to(folder)
+    (folder / "sub").mkdir()
+    monkeypatch.chdir(folder / "sub")
+    for path in (Path(".."), folder, tmp_path / "track_non_record_16mb" / "a"):
+        assert "training-clock" in rules(review(path), "error")
+
+
+def test_many_warnings_hide_no_error(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", replace={"train_time:599990ms": "train_time:900000ms"})
+    for number in range(500):
+        (folder / f"a{number}").symlink_to("/etc/hostname")
+    result = review(folder)
+    assert len([one for one in result.findings if one.rule == "training-clock"]) == 3
+    links = [one for one in result.findings if one.rule == "file-irregular"]
+    assert len(links) == 100
+    assert links[-1].sentence.endswith("more of this rule are not shown")
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    for file in folder.iterdir():
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert rules(review(folder)) == {"score-std"}
+
+
+def test_folders_that_are_not_looked_at_are_told(tmp_path: Path) -> None:
+    files = {".lib/hidden.py": "", "a/b/c/d/hidden.py": ""}
+    result = review(write_submission(tmp_path / "a", files=files))
+    assert {one.file for one in result.findings if one.rule == "file-unread"} == {".lib", "a/b/c/d"}
+
+
 def test_the_track_without_a_clock_has_no_errors_of_clocks_and_seeds(tmp_path: Path) -> None:
     data = {"track": "non_record_16mb", "val_bpb_std": None}
     replace = {"train_time:599990ms": "train_time:9999990ms", **SIZE}
@@ -273,6 +341,16 @@ def test_a_model_over_the_cap_in_a_total_below_it_is_found(tmp_path: Path) -> No
     assert (said.severity, said.sentence) == ("error", "its model has 24,000,000 bytes, and its total is 15,000,500")
 
 
+def test_a_total_below_the_cap_that_model_and_code_are_over(tmp_path: Path) -> None:
+    total = {"15000000 bytes": "15990000 bytes", "15000500 bytes": "15999999 bytes"}
+    replace = {**total, "Code size: 500": "Code size: 19576"}
+    said = found(review(write_submission(tmp_path / "a", None, SCRIPT + "#" * 19_000, replace)), "size-cap")
+    assert said.severity == "error"
+    assert "its model and code have 16,009,576 bytes" in said.sentence
+    # A log that states its source, and counts the wrapped script, is right.
+    assert not rules(review(write_submission(tmp_path / "b", replace=replace)), "error")
+
+
 def test_scores_without_losses_are_told(tmp_path: Path) -> None:
     folder = write_submission(tmp_path / "a")
     for log in folder.glob("*.log"):
@@ -284,6 +362,25 @@ def test_data_that_the_script_reads_is_told(tmp_path: Path) -> None:
     script = SCRIPT + "\n\nprior = open('prior.npz', 'rb').read()\n"
     result = review(write_submission(tmp_path / "a", script=script, files={"prior.npz": bytes(5_000_000)}))
     assert "it names prior.npz, whose 5,000,000 bytes count too" in found(result, "code-hidden").sentence
+
+
+@pytest.mark.parametrize("file", ["tables/__init__.py", "tables.cpython-312-x86_64-linux-gnu.so", "tables.pyc"])
+def test_packages_and_compiled_modules_that_the_script_imports_count(tmp_path: Path, file: str) -> None:
+    replace = {"15000000 bytes": "15990000 bytes", "15000500 bytes": "15999000 bytes"}
+    files = {file: "# " + "x" * 20_000 + "\n"}
+    result = review(write_submission(tmp_path / "a", None, f"import tables\n{SCRIPT}", replace, files))
+    assert found(result, "size-script")
+    assert ("code-hidden" in rules(result, "warning")) == (not file.endswith(".py"))
+
+
+def test_modules_beyond_those_that_are_read_are_told_and_count(tmp_path: Path) -> None:
+    replace = {"15000000 bytes": "15900000 bytes", "15000500 bytes": "15999000 bytes"}
+    files = {f"m{number}.py": "import requests\n#" + "x" * 15_000 for number in range(9)}
+    script = "".join(f"import m{number}\n" for number in range(9)) + SCRIPT
+    result = review(write_submission(tmp_path / "a", None, script, replace, files))
+    assert "m7.py, m8.py were not checked" in found(result, "code-hidden").sentence
+    assert found(result, "size-script")
+    assert "m6.py" in {one.file for one in result.findings if one.rule == "code-network"}
 
 
 @pytest.mark.parametrize(

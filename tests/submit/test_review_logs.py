@@ -22,7 +22,11 @@ LINES = {
     "val_loader:shards pattern=./data/x_*.bin tokens:62021632": ("validation_tokens", 62_021_632),
     "train_shards: 1499": ("training_shards", 1_499),
     "train_loader:dataset:fineweb10B_sp1024 train_shards:80": ("training_shards", 80),
+    "stopping_early: wallclock_cap train_time:720,000.5ms step:13450/20000": ("training_ms", 720_000.5),
+    "calibrate_time:3450ms": ("calibration_ms", 3_450),
+    "ttt_phased: total_docs:50000 prefix_docs:2000": ("validation_documents", 50_000),
     "total_eval_time:519.5s": ("evaluation_s", 519.5),
+    "total_eval_time: 688s": ("evaluation_s", 688),
     "ngram_tilt:hints total=9 gated=5 token_gate=6 within_gate=7 word_gate=8 agree2plus=3": ("within_hints", 7),
     "prequant_ttt:done total_time=523.0s": ("adaptation_s", 523),
     "params:73685840 L:10 d:768 h:8 kv:4 ws:8 ga:1 s:42": ("seed", 42),
@@ -36,6 +40,12 @@ LINES = {
 def test_facts(line: str, prefix: str) -> None:
     name, value = LINES[line]
     assert parse_log("train.log", f"first\n{prefix}{line}\n").facts[name] == (value, 2)
+
+
+def test_a_progress_bar_before_a_line_hides_nothing() -> None:
+    text = "first\n\r100%|#####| 10/10\r\x1b[0mfinal val_loss:2.0 val_bpb:1.22000000\r\nseed:7\r\n"
+    log = parse_log("train.log", text)
+    assert (log.scores[0].name, log.scores[0].line, log.facts["seed"].line) == ("final", 2, 3)
 
 
 SCORES = {

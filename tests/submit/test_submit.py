@@ -24,6 +24,7 @@ from caddie.score import KINDS
 from caddie.submit import recheck
 from caddie.submit import runs as submitted
 from caddie.submit import submit as module
+from caddie.submit.against import compare_with
 from caddie.submit.contest_log import after_training
 from caddie.submit.logs import parse_log
 from caddie.submit.readme import _settings
@@ -190,6 +191,7 @@ def test_the_review_reads_what_the_log_says(runs: list[Path], tiny_run: Any) -> 
     seed, score = facts["seed_results"]["1337"], printed["scores"]["quantized_sliding"]
     read = {name: fact.value for name, fact in log.facts.items()}
     assert 0 < read.pop("step_ms") <= 1000 * printed["seconds"]["train"] + 1
+    assert read.pop("calibration_ms") == round(1000 * printed["seconds"]["calibrate"])
     assert read == {
         "seed": 1337,
         "training_shards": 1,
@@ -361,6 +363,17 @@ def test_a_record_that_does_not_compare_is_refused(against: str, said: str, runs
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     assert said in ended.err
     assert not Path("out").exists()
+
+
+def test_scores_on_another_set_do_not_compare(tmp_path: Path) -> None:
+    """A source on the earlier export is passed over, and a submission on a text of its own is refused."""
+    result = {"bits_per_byte": 1.2, "sha256": {"validation_documents": "x"}}
+    runs: Any = [SimpleNamespace(on_contest_text=True, result=result)]
+    assert compare_with("baseline", runs).scores == [1.22739739]
+    own = tmp_path / "own.json"
+    own.write_text('{"val_bpb": 1.1, "compliance": {"contest_validation_set": false}}')
+    with pytest.raises(UserError, match="scored on another text"):
+        compare_with(str(own), runs)
 
 
 def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
