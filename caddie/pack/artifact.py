@@ -122,7 +122,8 @@ def load(
     contents = _read(path)
     sections = contents.sections
     config = _parse(sections[CONFIG], CONFIG)
-    _check_rules(config, sum(name.startswith(PREFIX) for name in sections))
+    held = sum(name.startswith(PREFIX) for name in sections)
+    _check_rules(config, held)
     with _valid(CONFIG):
         stated = read_stated(config.get(PARTS, []))
     given = [Path(one) for one in ([parts] if isinstance(parts, (str, Path)) else parts)]
@@ -142,7 +143,6 @@ def load(
     # The sum does not depend on how many windows are run at once; the memory does.
     scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
     # Each layer has weights of its own, and a thousand layers take a second to build.
-    held = sum(name.startswith(PREFIX) for name in sections)
     if gpt.depth > held:
         raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
     model = gpt.outline()

@@ -122,6 +122,8 @@ def check_recipe(recipe: Recipe, world: int = 1) -> None:
     quantizers = assign(recipe.pack.quantizers, model, "pack.quantizers")
     if recipe.pack.fit is not None:
         recipe.pack.fit.check(quantizers.values())
+    if recipe.pack.protection is not None:
+        recipe.pack.protection.check(quantizers.values())
     check_windows(recipe.score.sequence_length, recipe.score.stride)
     check_readable(model, recipe.score)
     if not files_to_score(recipe):  # a user's own scorer may need weights

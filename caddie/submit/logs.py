@@ -186,3 +186,8 @@ def _results(text: str) -> Iterator[tuple[int, str]]:
         held = [*part]
         if not separates and sum(bool(_SOURCE.match(line)) for _, line in held) < _SOURCE_LINES:
             yield from (line for line in held if "{" not in line[1])  # a format string, if no separator precedes source
+
+
+def decimals(value: Decimal) -> int:
+    """Return the digits after the point."""
+    return max(0, -int(value.as_tuple().exponent))

@@ -15,8 +15,9 @@ from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
 from caddie.submit.review_code import HELD_OUT, check_preparation, check_scripts
 from caddie.submit.review_files import Folder, list_folder, read_json
+from caddie.submit.review_logs import training_clock
 from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
-from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline, training_clock
+from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline
 from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scripts
 
 _MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000

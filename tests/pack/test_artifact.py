@@ -307,6 +307,14 @@ def test_rules_and_exceptions_are_few(config: dict[str, Any], message: str | Non
             artifacts._check_rules(config, 0)
 
 
+def test_packing_may_add_a_rule_for_each_weight() -> None:
+    """Corrections and protected matrices have rules of their own."""
+    rules = {"quantizers": dict.fromkeys(map(str, range(300)))}
+    artifacts._check_rules(rules, 44)
+    with pytest.raises(UserError, match="has 300 rules for quantizers, over the limit of 299"):
+        artifacts._check_rules(rules, 43)
+
+
 def test_random_constants_are_few() -> None:
     def check(sizes: list[int]) -> None:
         buffers = [SimpleNamespace(numel=lambda size=size: size) for size in sizes]

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
+from caddie.errors import UserError
+from caddie.model import RandomMap
+from caddie.model.parameters import FanInNormal
+from caddie.pack.coding import Smallest
+from caddie.pack.quantize import BestPercentile, Protection
+from caddie.recipes.catalog import find
 from caddie.run import run_folder
+from caddie.run.run import check_recipe
 from caddie.run.run_lock import locked
 
 line = import_module("caddie.run.run")
@@ -95,6 +102,38 @@ def test_a_fit_without_steps_is_refused_before_training(
     assert ended.status == 2
     assert "none of pack.quantizers has steps to choose" in ended.err
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pack.protection": Protection()}, "none of pack.quantizers is Gptq of fewer than 8 bits, not packed"),
+        (
+            {"score.sequence_length": 1 << 20, "score.stride": 1 << 20},
+            "are too long for a vocabulary of 1,024; at most",
+        ),
+        (
+            {"model.block.mlp.linear": RandomMap(rank=4, initial=FanInNormal()), "model.block.mlp.hidden": 1 << 15},
+            "random constants, over the limit of 67,108,864, or more than 8,388,608 in one matrix",
+        ),
+    ],
+    ids=["nothing to protect", "windows", "constants"],
+)
+def test_what_packing_or_its_reader_would_refuse_is_refused_before_training(
+    settings: dict[str, Any], message: str
+) -> None:
+    check_recipe(find("baseline"))
+    with pytest.raises(UserError, match=re.escape(message)):
+        check_recipe(find("baseline").but(settings))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(lambda: Smallest(of=()), "no codec to try"), (lambda: BestPercentile(fractions=()), "no quantile to try")],
+)
+def test_a_choice_among_nothing_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
 
 
 def test_a_second_run_is_refused_by_one_line_and_changes_nothing(

@@ -1,7 +1,7 @@
 """Columns at more bits than the others of a matrix: AWQ-lite."""
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, TypeGuard
 
 import numpy as np
 import torch
@@ -101,20 +101,26 @@ class Protection(Config):
     bits: Annotated[int, Range(2, 8)] = 8
     """Width of the protected integers."""
 
+    def check(self, quantizers: Iterable[Quantizer]) -> None:
+        """Raise `UserError` if none of these quantizers can be protected. A run asks before it trains."""
+        if not any(map(self._protects, quantizers)):
+            raise UserError(
+                f"pack.protection: none of pack.quantizers is Gptq of fewer than {self.bits} bits, not packed; "
+                "set one so, or pack.protection=none"
+            )
+
+    def _protects(self, quantizer: Quantizer) -> TypeGuard[Gptq]:
+        return type(quantizer) is Gptq and quantizer.of.bits < self.bits and not quantizer.of.packed
+
     def protected(
         self,
         weights: Mapping[str, Tensor],
         quantizers: Mapping[str, Quantizer],
         calibrations: Mapping[str, Calibration],
     ) -> dict[str, Quantizer]:
-        """Return parameter name to quantizer for the matrices of the best groups; `UserError` where there is none."""
+        """Return parameter name to quantizer for the matrices of the best groups."""
         found: dict[str, Quantizer] = {}
-        if not (ranked := self.ranked(weights, quantizers, calibrations)):
-            raise UserError(
-                f"pack.protection: no matrix of more than {_FEWEST_NUMBERS:,} numbers has GPTQ of fewer than "
-                f"{self.bits} bits, unpacked, and {self.columns:,} columns; set one to Gptq, or pack.protection=none"
-            )
-        for _, name, protected in ranked[: self.groups]:
+        for _, name, protected in self.ranked(weights, quantizers, calibrations)[: self.groups]:
             found.setdefault(name, protected)
         return found
 
@@ -128,9 +134,7 @@ class Protection(Config):
         found = []
         for name, weight in weights.items():
             gptq, inputs = quantizers[name], calibrations.get(name, Calibration()).inputs
-            if inputs is None or type(gptq) is not Gptq or weight.numel() <= _FEWEST_NUMBERS:
-                continue
-            if gptq.of.bits >= self.bits or gptq.of.packed:
+            if inputs is None or not self._protects(gptq) or weight.numel() <= _FEWEST_NUMBERS:
                 continue
             saliency = inputs.diagonal().clamp_min(0).sqrt() * as_rows(weight).float().abs().mean(0).cpu()
             for start in range(0, len(saliency) - self.columns + 1, self.columns):
