@@ -34,7 +34,8 @@ class Range:
     def check(self, value: object, name: str) -> None:
         """Raise `UserError` for a number outside of the bounds."""
         if isinstance(value, int | float) and not self.low <= value <= self.high:
-            bounds = f"from {_bound(self.low)} to {_bound(self.high)}"
+            most = f" to {_bound(self.high)}" if self.high < 1e30 else ""
+            bounds = f"{'from' if most else 'at least'} {_bound(self.low)}{most}"
             bounds = "above 0" if value <= 0 < self.low < 1e-12 else bounds
             raise UserError(f"{name} must be {bounds}, not {_shortened(value)}")
 

@@ -190,8 +190,8 @@ def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) ->
     tokens[begins[:-1]] = bos
 
     _code(_scorer(artifact, scoring, len(tokens)), tokens, lengths, lambda logits, _: decoder.decode(logits), progress)
-    if (longer := len(coded) - max(decoder.most_bytes, len(tokens) // _TOKENS_PER_BYTE)) > 0:
-        raise UserError(f"this file has {longer:,} bytes after its text; take it from where it came again")
+    if len(coded) > max(decoder.most_bytes, len(tokens) // _TOKENS_PER_BYTE):
+        raise UserError("this file goes on after its text; take it from where it came again")
     if mode == _FILE:
         return artifact.tokenizer.decode(np.delete(tokens, begins[:-1]))
     cuts = np.append(np.flatnonzero(tokens == bos), len(tokens))

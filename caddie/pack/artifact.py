@@ -216,8 +216,8 @@ def check_readable(model: Model, scoring: Scoring) -> None:
     """Raise `UserError` for a model that `load` refuses: its windows need much memory, or its constants minutes."""
     tokens, vocabulary = scoring.sequence_length, model.config.vocabulary
     if tokens * vocabulary > _LOGITS:
-        limit = f"at most {_LOGITS // vocabulary:,} can be scored"
-        raise UserError(f"windows of {tokens:,} tokens are too long for a vocabulary of {vocabulary:,}; {limit}")
+        long = f"windows of {tokens:,} tokens are too long for a vocabulary of {vocabulary:,}"
+        raise UserError(f"{long}: score.sequence_length may be {_LOGITS // vocabulary:,} at most")
     sizes = [buffer.numel() for buffer in model.buffers()]
     if sum(sizes) > _CONSTANTS or any(size > _CONSTANT for size in sizes):
         raise UserError(

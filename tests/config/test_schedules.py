@@ -144,7 +144,7 @@ def test_the_step_ramp_counts_steps() -> None:
 )
 def test_every_value_of_a_schedule_is_within_the_bounds(schedule: Schedule) -> None:
     for make in (lambda: AdamW(lr=schedule), lambda: Train(steps=9, lr_schedule=schedule)):
-        with pytest.raises(UserError, match=rf"lr.*, a {type(schedule).__name__},.* must be at least 0|from 0 to"):
+        with pytest.raises(UserError, match=rf"lr.*, a {type(schedule).__name__},.* must be at least 0, not -"):
             make()
     with pytest.raises(UserError, match=r"strength, a Ramp, must be from 0 to 1, not 3"):
         StraightThrough(quantizer=Rows(bits=6), strength=Ramp(start=0.0, end=3.0))
@@ -154,7 +154,7 @@ def test_a_schedule_stands_where_a_number_stands() -> None:
     assert value_at(0.25, at(0.5)) == 0.25
     assert value_at(Ramp(start=0, end=1), at(0.5)) == 0.5
     assert coerce({"kind": "Warmdown", "fraction": 0.5}, NonNegativeNumber, "lr") == Warmdown(fraction=0.5)
-    with pytest.raises(UserError, match="lr must be from 0"):
+    with pytest.raises(UserError, match="lr must be at least 0, not -1"):
         coerce(-1, NonNegativeNumber, "lr")
 
 

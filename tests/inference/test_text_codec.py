@@ -226,7 +226,7 @@ def test_damage_is_noticed(small: Artifact) -> None:
 @pytest.mark.parametrize("more", [bytes(60), bytes(range(255, 100, -1))], ids=["zeros", "other bytes"])
 def test_what_follows_a_text_is_noticed(small: Artifact, more: bytes) -> None:
     packed = compress(small, [TEXT[:200]], scoring=SCORINGS["plain"])
-    with pytest.raises(UserError, match="bytes after its text; take it from where it came"):
+    with pytest.raises(UserError, match="goes on after its text; take it from where it came"):
         decompress(small, packed + more)
 
 

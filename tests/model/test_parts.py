@@ -674,7 +674,7 @@ def test_a_narrow_table_is_projected_there_and_back() -> None:
         ),
         ({"depth": 1024, "recurrence": Recurrence(first=0, last=63, passes=64)}, "over the limit of 1,024"),
         ({"block.mlp.linear": {"kind": "RandomMap", "initial": "Overtone"}}, "takes too long"),
-        ({"embedding.initial": {"kind": "Normal", "std": -1}}, "std must be from 0"),
+        ({"embedding.initial": {"kind": "Normal", "std": -1}}, "std must be at least 0"),
         ({"embedding.bigrams": {"kind": "HashedNGrams", "dims": 1 << 40}}, "dims must be from 1 to 65,536"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_fit_without_steps_is_refused_before_training(
         ({"pack.protection": Protection()}, "none of pack.quantizers is Gptq of fewer than 8 bits, not packed"),
         (
             {"score.sequence_length": 1 << 20, "score.stride": 1 << 20},
-            "are too long for a vocabulary of 1,024; at most",
+            "are too long for a vocabulary of 1,024: score.sequence_length may be 262,144 at most",
         ),
         (
             {"model.block.mlp.linear": RandomMap(rank=4, initial=FanInNormal()), "model.block.mlp.hidden": 1 << 15},
