@@ -78,9 +78,7 @@ class Encoder:
 
         It ends where the decoder's reading does, zeros included: a decoder that reads on is reading a damaged stream.
         """
-        end, shift = self._low + self._range, _STATE_BITS
-        while (value := -(-self._low >> shift) << shift) >= end:
-            shift -= 8
+        value = _roundest(self._low, self._range)
         state = [value >> _STATE_BITS - _WORD_BITS, value >> _WORD_BITS & _WORD_MASK, value & _WORD_MASK]
         words = np.array([*self._words, *state], np.uint64)
         while (carries := words >> _WORD_BITS).any():
@@ -112,14 +110,16 @@ class Decoder:
         # Distance of the stream from the lower end of the interval.
         self._offset = int.from_bytes(data[:_STATE_BYTES].ljust(_STATE_BYTES, b"\0"), "big")
 
-    @property
-    def most_bytes(self) -> int:
-        """Bytes of the longest stream that holds what was decoded so far."""
-        return self._read
-
     def decode(self, logits: Logits) -> npt.NDArray[np.int64]:
         """Return the symbols, int64 (rows,), written under these logits, float64 (rows, vocabulary)."""
         return np.array([symbol for rows in _blocks(logits) for symbol in self._decode(logits[rows])], np.int64)
+
+    def stream(self) -> bytes:
+        """Return the stream that an encoder of the decoded symbols has written; other data goes on, or is damaged."""
+        words = self._read - _STATE_BYTES
+        state = int.from_bytes(self._data[words : self._read].ljust(_STATE_BYTES, b"\0"), "big")
+        value = _roundest(state - self._offset, self._range) % (1 << _STATE_BITS)
+        return self._data[:words].ljust(words, b"\0") + value.to_bytes(_STATE_BYTES, "big").rstrip(b"\0")
 
     def _decode(self, logits: Logits) -> Iterator[int]:
         places = _places(logits)
@@ -160,6 +160,14 @@ class Decoder:
                 )
             self._offset = self._offset << _WORD_BITS | int.from_bytes(word, "big")
             self._range <<= _WORD_BITS
+
+
+def _roundest(low: int, size: int) -> int:
+    """Return the number from `low` to below `low + size` that ends with the most bytes of zero."""
+    shift = _STATE_BITS
+    while (value := -(-low >> shift) << shift) >= low + size:
+        shift -= 8
+    return value
 
 
 def _blocks(logits: Logits) -> Iterator[slice]:

@@ -163,15 +163,18 @@ def decompress(artifact: Artifact, data: bytes, *, progress: Progress = SILENT) 
         raise UserError(f"another artifact compressed this file; name that whose SHA-256 begins with {model.hex()}")
     body = BytesIO(data[_BODY:])
     mode = _read_number(body)
-    text = body.read() if mode == _STORED else _decode(artifact, mode, body, progress)
+    text, ends = (body.read(), True) if mode == _STORED else _decode(artifact, mode, body, progress)
     if _hashes(artifact, text) != data[start:_BODY]:
         raise UserError(
             "this file is damaged, or this machine computes too differently from the one that compressed it"
         )
+    if not ends:
+        raise UserError("this file goes on after its text; take it from where it came again")
     return text
 
 
-def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) -> bytes:
+def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) -> tuple[bytes, bool]:
+    """Return the text, and True if the file ends with it."""
     if mode not in (_FILE, _DOCUMENTS):
         raise UserError(f"this file is damaged, or from a later version (mode {mode})")
     lengths, settings = _read_header(body)
@@ -190,12 +193,11 @@ def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) ->
     tokens[begins[:-1]] = bos
 
     _code(_scorer(artifact, scoring, len(tokens)), tokens, lengths, lambda logits, _: decoder.decode(logits), progress)
-    if len(coded) > max(decoder.most_bytes, len(tokens) // _TOKENS_PER_BYTE):
-        raise UserError("this file goes on after its text; take it from where it came again")
+    ends = coded == decoder.stream().ljust(len(tokens) // _TOKENS_PER_BYTE, b"\0")
     if mode == _FILE:
-        return artifact.tokenizer.decode(np.delete(tokens, begins[:-1]))
+        return artifact.tokenizer.decode(np.delete(tokens, begins[:-1])), ends
     cuts = np.append(np.flatnonzero(tokens == bos), len(tokens))
-    return b"".join(artifact.tokenizer.decode(tokens[begin + 1 : end]) for begin, end in pairwise(cuts))
+    return b"".join(artifact.tokenizer.decode(tokens[begin + 1 : end]) for begin, end in pairwise(cuts)), ends
 
 
 def _read_header(body: BytesIO) -> tuple[list[int], bytes]:

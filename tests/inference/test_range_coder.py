@@ -63,11 +63,12 @@ def drawn(rng: np.random.Generator, count: int, vocabulary: int, rows: int = 64)
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(steps=steps())
 def test_whatever_the_odds_every_symbol_comes_back(steps: list[Step]) -> None:
-    decoder = Decoder(encoded(steps))
+    decoder = Decoder(data := encoded(steps))
     for symbols, logits in steps:
         before = logits.copy()
         assert decoder.decode(logits).tolist() == symbols.tolist()
         assert np.array_equal(logits, before), "the caller's logits are left alone"
+    assert decoder.stream() == data, "it says where the stream ends"
 
 
 @pytest.mark.parametrize("vocabulary", [257, 8_192, 65_536])
@@ -104,6 +105,8 @@ def test_a_carry_runs_through_words_that_are_full(last: int) -> None:
         assert decoder._find(1 << 40) - middle in (0, 1)
         decoder._narrow(middle, 2)
     assert decoder._find(2) == last
+    decoder._narrow(last, 1)
+    assert decoder.stream() == data
     assert data.rstrip(b"\0") == b"\x80" if last else data[:90] == b"\x7f" + 89 * b"\xff"
 
 

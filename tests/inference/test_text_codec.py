@@ -218,12 +218,19 @@ def test_damage_is_noticed(small: Artifact) -> None:
         damaged[rng.randrange(16, 60)] ^= 1 << rng.randrange(8)
         with pytest.raises(UserError):
             decompress(small, bytes(damaged))
+    text = TEXT[:600]
+    packed = compress(small, [text], scoring=SCORINGS["plain"])
+    for place in range(len(packed) // 2, len(packed), 7):
+        damaged = bytearray(packed)
+        damaged[place] ^= 16
+        with pytest.raises(UserError, match=r"damaged|ends before"):
+            decompress(small, bytes(damaged))
     for length in (24, 40):
         with pytest.raises(UserError):
             decompress(small, packed[:length])
 
 
-@pytest.mark.parametrize("more", [bytes(60), bytes(range(255, 100, -1))], ids=["zeros", "other bytes"])
+@pytest.mark.parametrize("more", [b"\0", b"\1", bytes(60), bytes(range(255, 100, -1))], ids=lambda more: str(len(more)))
 def test_what_follows_a_text_is_noticed(small: Artifact, more: bytes) -> None:
     packed = compress(small, [TEXT[:200]], scoring=SCORINGS["plain"])
     with pytest.raises(UserError, match="goes on after its text; take it from where it came"):
