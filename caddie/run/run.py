@@ -41,7 +41,8 @@ from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
 from caddie.train.stage_memory import check_stages
 from caddie.verify import verify
-from caddie.verify.audited_score import is_readable, score_audited
+from caddie.verify.audited_score import score_audited
+from caddie.verify.readable_text import is_readable
 
 
 def run(
@@ -210,7 +211,8 @@ def score_artifact(
         scores, audit = score_audited(artifact, text, chosen, scorer, progress, ranks, audit_seconds)
         notes.append(audit.evidence)
         audited = audit.decided
-        if is_readable(corpus):
+        progress.step({"event": "doing", "text": "looking for the text in files that the scorer can read"})
+        if ranks.first and is_readable(corpus):
             audited = False
             notes.append("The scorer can read this text in its sandbox, so the score says nothing; name another text.")
     corpus.check_unchanged()

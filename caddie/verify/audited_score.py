@@ -1,15 +1,11 @@
 """The score of a user's scorer, with an audit of that scoring and a text drawn from the model."""
 
-import os
 import secrets
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from caddie.data.corpus import Corpus
-from caddie.data.documents import LIBRARY_TEXT
 from caddie.data.tokenizers import Ids
 from caddie.errors import CheckFailed
 from caddie.pack.artifact import Artifact
@@ -21,7 +17,6 @@ from caddie.verify.black_box import CountingScorer, LoopScorer
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import DRAWN, PROBES
 from caddie.verify.remote_scorer import RemoteTokens, open_scorer, scorer_server
-from caddie.verify.sandbox import runtime_paths
 from caddie.verify.whole_text import WholeText, audit
 
 _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
@@ -91,16 +86,6 @@ def score_audited(
         raise CheckFailed(f"{name}: {evidence}")
     said = f"Audit of the scorer: {evidence}. {drawn}".strip()
     return scores, Audit(isolated and passed is not None, f"{said} {isolation}")
-
-
-def is_readable(corpus: Corpus) -> bool:
-    """Return True if the sandbox holds a corpus or its text: Python's library, a package's files, files beside them."""
-    source, held_out = corpus.manifest.source, corpus.manifest.validation
-    files = [corpus.folder / shard.file for shard in (*held_out.shards, *held_out.byte_counts)]
-    places = [*files, corpus.folder, *([Path(source)] if os.path.isabs(source) else [])]
-    real = [Path(os.path.realpath(place)) for place in places]
-    readable = [os.path.realpath(path) for path in runtime_paths()]
-    return source.startswith(LIBRARY_TEXT) or any(place.is_relative_to(path) for place in real for path in readable)
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:

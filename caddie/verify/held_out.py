@@ -25,6 +25,8 @@ VOCABULARY = "held-out text is not in the vocabulary"
 COMES_BACK = "whole held-out documents come back"
 _TEXT_BYTES, _LONGEST = 1 << 20, 4 << 20
 """Bytes of text to decode, the last document whole, and bytes at which a longer document is cut."""
+_DECODED = 1 << 16
+"""Tokens that stand for the text of a corpus without documents."""
 _MOST_DROPPED = 0.1
 """Most bytes of the held-out text that its tokens may not decode to; the contest's tokenizers leave out 0.02 %."""
 _SLACK_BYTES = 512
@@ -54,6 +56,14 @@ _SHARDS, _SHARD_TOKENS, _HASHED_DOCUMENTS = 8, 1 << 18, 200
 """Shards, tokens of each and documents together of which the hashes are looked up."""
 _HASHED = 0.95
 """Least share of those documents that must be found, of the ones that their tokens do not change."""
+
+
+def held_out_documents(corpus: Corpus) -> list[bytes]:
+    """Return the held-out documents of a corpus, or what the first of its tokens spell where it holds tokens alone."""
+    if corpus.manifest.byte_source == "documents":
+        return corpus.validation_documents()
+    tokenizer, tokens = corpus.tokenizer(), corpus.validation_tokens()[:_DECODED]
+    return [text for text in map(tokenizer.decode, split_documents([tokens], tokenizer.bos)) if text]
 
 
 def check_held_out(

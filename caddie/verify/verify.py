@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from caddie.data.corpus import Corpus, file_sha256
-from caddie.data.shards import split_documents
 from caddie.errors import UserError
 from caddie.files import absolute
 from caddie.inference.text_codec import measure
@@ -23,7 +22,7 @@ from caddie.report.verification import passed
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, JsonLines, Progress, json_line, relay
 from caddie.score import Scoring, check_windows
-from caddie.verify.held_out import check_held_out
+from caddie.verify.held_out import check_held_out, held_out_documents
 from caddie.verify.known_bad import Caught, catch, known_bad
 from caddie.verify.probe_case import LEAST_WHOLE, Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import SHORT, excerpts, in_order_from, library, long_enough
@@ -96,7 +95,7 @@ def verify(
     if corpus is not None:
         progress.step({"event": "doing", "text": "checking the held-out text"})
         corpus.check_counts()
-        documents = _held_out_documents(corpus)
+        documents = held_out_documents(corpus)
         checks += check_held_out(artifact.tokenizer, corpus, documents, progress)
     progress.step({"event": "doing", "text": "starting the probes"})
     seed = secrets.randbits(32)  # so that no scorer can know the random tokens
@@ -133,14 +132,6 @@ def file_checks(artifact: Artifact, cap_bytes: int) -> list[Check]:
         Check("file is under the cap", left >= 0, size),
         Check("parameter count is as stated", count == stated, f"{count:,} counted, {stated:,} stated"),
     ]
-
-
-def _held_out_documents(corpus: Corpus) -> list[bytes]:
-    if corpus.manifest.byte_source == "documents":
-        return corpus.validation_documents()
-    tokenizer, tokens = corpus.tokenizer(), corpus.validation_tokens()[: 1 << 16]
-    documents = split_documents([tokens], tokenizer.bos)
-    return [text for text in map(tokenizer.decode, documents) if text]
 
 
 def _probe_in_sandbox(

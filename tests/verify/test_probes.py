@@ -551,7 +551,7 @@ def test_a_held_out_text_too_short_is_replaced_and_the_evidence_says_so(
     corpus: Any = SimpleNamespace(check_counts=lambda: None)
     monkeypatch.setattr(module, "check_held_out", lambda *given: [])
     for documents, replaced in (([b"abc"], True), ([bytes(range(32, 127)) * 200], False)):
-        monkeypatch.setattr(module, "_held_out_documents", lambda _, held=documents: held)
+        monkeypatch.setattr(module, "held_out_documents", lambda _, held=documents: held)
         verdict = module.verify(load(tiny_run.artifact), 10**6, corpus=corpus)
         (sandbox,) = [check for check in verdict.checks if check.name == "runs in a sandbox"]
         assert ("Python's library took its place" in sandbox.evidence) == replaced

@@ -1,6 +1,7 @@
 """Audits of a whole scoring: scorers that wait are found however long they do, and honest ones are not accused."""
 
 import json
+import sysconfig
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,22 +14,28 @@ import torch
 from waiting_scorer import WAITS
 
 from caddie.data.corpus import Corpus
-from caddie.data.documents import find
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
 from caddie.score.ngram_tilt import NGramTilt
-from caddie.verify import sandbox
-from caddie.verify.audited_score import is_readable
+from caddie.verify import readable_text, sandbox
 from caddie.verify.black_box import ScoredText
 from caddie.verify.cheats import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
 from caddie.verify.probe_case import Effort, probe_case_of, sized_case, with_whole_text
 from caddie.verify.probe_text import excerpts, in_order_from, library, text_in_order
 from caddie.verify.probes import FAR, PROBES
+from caddie.verify.readable_text import is_readable
 from caddie.verify.remote_scorer import scorer_server
 from caddie.verify.whole_text import WholeText, another_text, audit
 
 BOS = 256
+ALL_SOURCES = readable_text._library_texts
+
+
+@pytest.fixture(autouse=True)
+def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `score` look for the held-out text in six modules; in all that are installed it takes seconds."""
+    monkeypatch.setattr("caddie.verify.readable_text._library_texts", library)
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +408,7 @@ def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
     assert ended.status == 0, ended.err
     result = json.loads(ended.out)
     assert result["notes"][-1].startswith("The scorer was shown scored tokens alone. The scorer ran with ")
-    monkeypatch.setattr("caddie.verify.audited_score.runtime_paths", lambda: (str(tiny_run.text.parent),))
+    monkeypatch.setattr("caddie.verify.readable_text.runtime_paths", lambda: (str(tiny_run.text.parent),))
     readable = json.loads(caddie(*command).out)
     assert readable["bits_per_byte"] == result["bits_per_byte"]
     assert (result["audited"], readable["audited"]) == ("no writable disk" in result["notes"][-1], False)
@@ -414,10 +421,33 @@ def test_texts_that_the_sandbox_holds_are_known(tiny_run: Any, tmp_path: Path, m
     def of(source: str) -> Corpus:
         return Corpus(corpus.folder, replace(corpus.manifest, source=source))
 
-    assert is_readable(of(find(None).description))
     assert is_readable(of(torch.__file__))
     assert not is_readable(of("/texts/web.jsonl.xz"))
     assert not is_readable(of("owner/name at 0123abc, train"))
     (tmp_path / "link").symlink_to(tiny_run.corpus)
-    monkeypatch.setattr("caddie.verify.audited_score.runtime_paths", lambda: (str(tiny_run.corpus),))
+    monkeypatch.setattr("caddie.verify.readable_text.runtime_paths", lambda: (str(tiny_run.corpus),))
     assert is_readable(Corpus(tmp_path / "link", replace(corpus.manifest, source="/texts/web.jsonl.xz")))
+
+
+@pytest.mark.parametrize(("copied", "readable"), [("argparse.py", True), ("textwrap.py", True), ("of our own", False)])
+def test_a_held_out_text_copied_from_pythons_library_is_known(
+    copied: str, readable: bool, tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One module among other text: its lines are what tells."""
+    module = Path(sysconfig.get_path("stdlib"), copied)
+    lines = (
+        module.read_bytes() if readable else b"\n".join(b"a line that nobody wrote, number %d" % n for n in range(900))
+    )
+    documents = [lines, *([b"of other things " * 40] * 20)]
+    monkeypatch.setattr("caddie.verify.readable_text.held_out_documents", lambda _: documents)
+    monkeypatch.setattr("caddie.verify.readable_text._library_texts", library)
+    assert is_readable(Corpus.load(tiny_run.corpus)) == readable
+
+
+def test_the_library_and_all_packages_are_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lib/a.py", "lib/deep/b.txt", "lib/c.so", "packages/d.rst"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    places = {"stdlib": "lib", "platstdlib": "lib", "purelib": "packages", "platlib": "packages"}
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / places[name]))
+    assert sorted(ALL_SOURCES()) == [b"lib/a.py", b"lib/deep/b.txt", b"packages/d.rst"]
