@@ -116,11 +116,9 @@ class Ramp(Schedule):
             raise UserError(f"Ramp begins at {self.begin:g} and finishes at {self.finish:g}; it must not finish before")
 
     def ends(self) -> tuple[Number, ...]:
-        """Return both ends of the line."""
         return self.start, self.end
 
     def at(self, train_progress: TrainProgress) -> float:
-        """Return the value at `train_progress`."""
         progress, length = train_progress.progress, self.finish - self.begin
         fraction = (progress - self.begin) / length if length > 0 else float(progress >= self.finish)
         return self.start + (self.end - self.start) * min(1.0, max(0.0, fraction))
@@ -142,7 +140,6 @@ class Warmdown(Schedule):
     """Lowest value."""
 
     def at(self, train_progress: TrainProgress) -> float:
-        """Return the value at `train_progress`."""
         left = 1.0 - train_progress.progress
         return max(left / self.fraction, self.floor) if left <= self.fraction and self.fraction > 0 else 1.0
 
@@ -172,11 +169,9 @@ class Rewarmed(Schedule):
             raise UserError(f"the begins of Rewarmed must rise, as in [0.3, 0.6], not {list(self.begins)}")
 
     def ends(self) -> tuple[Number, ...]:
-        """Return the other schedule."""
         return (self.of,)
 
     def at(self, train_progress: TrainProgress) -> float:
-        """Return the value at `train_progress`."""
         value, progress = value_at(self.of, train_progress), train_progress.progress
         if not (passed := bisect_right(self.begins, progress)):
             return value
@@ -202,7 +197,6 @@ class IterationWarmdown(Schedule):
     """Steps over which the value falls to zero."""
 
     def at(self, train_progress: TrainProgress) -> float:
-        """Return the value at `train_progress`."""
         budget = train_progress.budget
         if budget.seconds is None:
             assert budget.steps is not None
@@ -228,11 +222,9 @@ class StepRamp(Schedule):
     """Length in steps."""
 
     def ends(self) -> tuple[Number, ...]:
-        """Return both ends of the line."""
         return self.start, self.end
 
     def at(self, train_progress: TrainProgress) -> float:
-        """Return the value at `train_progress`."""
         fraction = min(1.0, train_progress.step / self.steps) if self.steps else 1.0
         return (1.0 - fraction) * self.start + fraction * self.end
 
@@ -267,11 +259,9 @@ class PiecewiseConstant(Schedule):
             )
 
     def ends(self) -> tuple[Number, ...]:
-        """Return every value."""
         return self.values
 
     def at(self, train_progress: TrainProgress) -> float:
-        """Return the value at `train_progress`."""
         return self.values[bisect_right(self.begins, train_progress.progress)]
 
 

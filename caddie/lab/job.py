@@ -42,7 +42,6 @@ class _StopFile(Progress):
         self._path = folder / STOP
 
     def step(self, event: Event) -> None:
-        """Raise if the run is to stop."""
         if event["event"] in ("start", "step", "forecast", "end") and self._path.exists():
             raise Pruned(json.loads(self._path.read_text())["reason"])
 

@@ -44,7 +44,6 @@ class Seconds(EqualBudget):
     """Training time of each run."""
 
     def give(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with this budget."""
         return recipe.but({"train.seconds": self.seconds, "train.steps": None})
 
 
@@ -55,7 +54,6 @@ class Steps(EqualBudget):
     """Optimizer steps of each run."""
 
     def give(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with this budget."""
         return recipe.but({"train.seconds": None, "train.steps": self.steps})
 
 

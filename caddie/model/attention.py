@@ -116,7 +116,6 @@ class GroupedQueryAttention(Attention):
         return _GroupedQueryAttention(self, width, layer)
 
     def value_width(self, width: int) -> int:
-        """Return the channels of the key and value heads."""
         return width // self.heads * self.key_value_heads
 
 

@@ -64,7 +64,6 @@ class TokenEmbedding(Embedding):
     """SmearGate: mix of the previous token into each token, or none."""
 
     def build(self, vocabulary: int, width: int) -> TokenTable:
-        """Return the module."""
         return TokenTable(self, vocabulary, width)
 
 

@@ -34,7 +34,6 @@ class DenseGate(HeadGate):
     """Standard deviation of the initial weights; 0.005 in the record without bias."""
 
     def build(self, width: int, heads: int) -> Part:
-        """Return the module."""
         return _Gate(width, heads, self.std, self.bias)
 
 
@@ -56,7 +55,6 @@ class NarrowGate(HeadGate):
     """Largest factor on a head."""
 
     def build(self, width: int, heads: int) -> Part:
-        """Return the module."""
         return _Gate(min(self.channels, width), heads, 0.0, None, height=self.height)
 
 
@@ -75,7 +73,6 @@ class SparseGate(HeadGate):
     """Factor on the logits of the gate."""
 
     def build(self, width: int, heads: int) -> Part:
-        """Return the module."""
         return _Gate(min(self.channels, width), heads, 0.0, None, slope=self.scale)
 
 

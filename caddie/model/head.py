@@ -125,7 +125,6 @@ class TiedHead(Head):
     techniques = known("One table instead of two.", "arXiv 1608.05859; openai/parameter-golf, all", **Head.techniques)
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
-        """Return the module."""
         dims = embedding.weight.shape[1]
         projection = None if dims == width else Linear(width, dims, FanIn())
         return HeadModule(self, vocabulary, projection=projection)
@@ -142,5 +141,4 @@ class UntiedHead(Head):
     )
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
-        """Return the module."""
         return HeadModule(self, vocabulary, table=Linear(width, vocabulary, Constant(value=0.0), role="head"))

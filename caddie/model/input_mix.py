@@ -25,7 +25,6 @@ class StreamMix(ResidualMix):
     )
 
     def initial(self, layer: int, depth: int) -> Initial:
-        """Return one and zero."""
         return RowConstants(values=(1.0, 0.0))
 
 

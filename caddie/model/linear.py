@@ -97,7 +97,6 @@ class Dense(LinearMap):
     """True if matrices that write to the stream norm their input, as in the ternary record."""
 
     def build(self, inputs: int, outputs: int) -> Part:
-        """Return the linear layer."""
         return Linear(inputs, outputs, self.initial)
 
     def build_output(self, inputs: int, outputs: int) -> Part:
@@ -128,7 +127,6 @@ class RandomMap(LinearMap):
             raise UserError("a RandomMap is drawn anew whenever the model is opened; Overtone takes too long for that")
 
     def build(self, inputs: int, outputs: int) -> Part:
-        """Return the map."""
         return RandomLinear(inputs, outputs, self.rank, self.initial)
 
     build_output = build

@@ -35,7 +35,6 @@ class ReluSquared(MLP):
     )
 
     def build(self, width: int) -> Part:
-        """Return the module."""
         return _Squared(self, width, 0.0)
 
 
@@ -52,7 +51,6 @@ class LeakyReluSquared(MLP):
     """Slope below zero, before the square."""
 
     def build(self, width: int) -> Part:
-        """Return the module."""
         return _Squared(self, width, self.slope)
 
 
@@ -66,7 +64,6 @@ class SwiGLU(MLP):
     )
 
     def build(self, width: int) -> Part:
-        """Return the module."""
         return _SwiGLU(self, width)
 
 

@@ -98,7 +98,6 @@ class MUDD(DenseConnections):
     def build(
         self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
     ) -> DenseConnectionsModule:
-        """Return the module."""
         windowed = [number for number, _ in self.windows]
         for name, numbers, allowed in (
             ("after", self.after, range(len(order))),
@@ -154,7 +153,6 @@ class LastLayerMUDD(DenseConnections):
     def build(
         self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
     ) -> DenseConnectionsModule:
-        """Return the module."""
         last, attention = len(blocks) - 1, blocks[-1].attention
         if order.count(last) > 1:
             raise UserError("LastLayerMUDD needs a last layer that runs once: end recurrence.last before it")
@@ -170,7 +168,6 @@ class LastLayerMUDD(DenseConnections):
         return _LastLayerMUDD(self, width, last, len(order), last in value_layers, bigrams)
 
     def renumbered(self, place: Callable[[int], int]) -> LastLayerMUDD:
-        """Return the connections with new numbers."""
         return self.but(early=place(self.early), first=place(self.first))
 
 

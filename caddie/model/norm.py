@@ -32,7 +32,6 @@ class RMSNorm(Norm):
     """RMSNorm: x over its root mean square, without a learned gain (arXiv 1910.07467)."""
 
     def scale(self, layer: int) -> float:
-        """Return 1."""
         return 1.0
 
 

@@ -62,7 +62,6 @@ class RoutedStreams(ParallelStreams):
     """True if the MLP reads stream 1 after attention wrote to it, each with a factor of its own (#1204, gain √1.1)."""
 
     def build(self, depth: int) -> ParallelStreamsModule:
-        """Return the module."""
         return _RoutedStreams(self, depth)
 
 
@@ -79,7 +78,6 @@ class SeparateStreams(ParallelStreams):
     )
 
     def build(self, depth: int) -> ParallelStreamsModule:
-        """Return the module."""
         return _SeparateStreams(self)
 
 

@@ -34,7 +34,6 @@ class Constant(Initial):
     """Value of every element."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Set every element."""
         tensor.fill_(self.value)
 
 
@@ -58,7 +57,6 @@ class Normal(Initial):
     """Standard deviation."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Draw every element."""
         tensor.normal_(0.0, self.std, generator=generator)
 
 
@@ -66,7 +64,6 @@ class FanIn(Initial):
     """Uniform within one over the root of the number of inputs: PyTorch's default for linear layers."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Draw every element."""
         bound = 1.0 / math.sqrt(tensor.shape[-1])
         tensor.uniform_(-bound, bound, generator=generator)
 
@@ -75,7 +72,6 @@ class FanInNormal(Initial):
     """Normal with a standard deviation of one over the root of the number of inputs (LeCun et al. 1998)."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Draw every element."""
         tensor.normal_(0.0, tensor.shape[-1] ** -0.5, generator=generator)
 
 

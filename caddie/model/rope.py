@@ -64,7 +64,6 @@ class PlainRoPE(RoPE):
     )
 
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the powers of the base."""
         return _powers(self.base, dims, device, dtype)
 
 

@@ -30,7 +30,6 @@ class UNet(Skips):
     )
 
     def build(self, count: int, width: int) -> Part:
-        """Return the module."""
         return _UNet(count, width, gated=False)
 
 
@@ -44,7 +43,6 @@ class GatedUNet(Skips):
     )
 
     def build(self, count: int, width: int) -> Part:
-        """Return the module."""
         return _UNet(count, width, gated=True)
 
 

@@ -36,7 +36,6 @@ class ChannelSmear(Smear):
     )
 
     def build(self, width: int) -> Part:
-        """Return the module."""
         return _ChannelSmear(width)
 
 
@@ -53,7 +52,6 @@ class TokenSmear(Smear):
     )
 
     def build(self, width: int) -> Part:
-        """Return the module."""
         return _TokenSmear(width)
 
 

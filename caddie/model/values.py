@@ -30,7 +30,6 @@ class MixedValueResidual(ValueResidual):
     )
 
     def build(self) -> Part:
-        """Return the module."""
         return _MixedValues()
 
 
@@ -44,7 +43,6 @@ class GatedValueResidual(ValueResidual):
     )
 
     def build(self) -> Part:
-        """Return the module."""
         return _GatedValues()
 
 

@@ -38,7 +38,6 @@ class Stored(Codec):
     """The bytes as they are, for data that is compressed already."""
 
     def encode(self, data: bytes) -> bytes:
-        """Return `data`."""
         return data
 
     def decode(self, data: bytes, size: int) -> bytes:
@@ -59,11 +58,9 @@ class Zlib(Codec):
     """Effort, from 0 (none) to 9."""
 
     def encode(self, data: bytes) -> bytes:
-        """Return `data` deflated."""
         return zlib.compress(data, self.level, wbits=_RAW_DEFLATE)
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """Return the original of `size` bytes."""
         return _decompressed(self, zlib.decompressobj(wbits=_RAW_DEFLATE), data, size)
 
 
@@ -81,12 +78,10 @@ class Lzma(Codec):
     """Search harder at the same preset; decoding is as quick."""
 
     def encode(self, data: bytes) -> bytes:
-        """Return `data` compressed."""
         effort = self.preset | (lzma.PRESET_EXTREME if self.extreme else 0)
         return lzma.compress(data, lzma.FORMAT_RAW, filters=_lzma_filters(len(data), preset=effort))
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """Return the original of `size` bytes."""
         return _decompressed(self, lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_lzma_filters(size)), data, size)
 
 
@@ -110,7 +105,6 @@ class Zstd(Codec):
         return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """Return the original of `size` bytes."""
         if not size:  # the library reads no further than the header of an empty frame
             return _whole(self, data, 0, True)
         try:
@@ -137,11 +131,9 @@ class Brotli(Codec):
     """Effort, from 0 to 11."""
 
     def encode(self, data: bytes) -> bytes:
-        """Return `data` compressed."""
         return bytes(brotli.compress(data, quality=self.quality, lgwin=24))
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """Return the original of `size` bytes."""
         stream, result = brotli.Decompressor(), bytearray()
         try:
             piece = stream.process(data, output_buffer_limit=_PIECE_BYTES)

@@ -119,7 +119,6 @@ class Display(Progress):
             self._live = None
 
     def note(self, text: str) -> None:
-        """Show one line that stays."""
         self._last_event, self._silence = time.monotonic(), FIRST_SILENCE
         line = printable(text)
         if self._live is not None:
@@ -128,7 +127,6 @@ class Display(Progress):
             self._print(line)
 
     def phase(self, name: str) -> None:
-        """Begin the phase `name` and end the one before."""
         if self._live is not None:
             self._end_phase()
             self._task = self._live.add_task(printable(name), total=None, text="")
@@ -138,7 +136,6 @@ class Display(Progress):
         self._last_line, self._last_tenth, self._first_tokens = -math.inf, -1, None
 
     def step(self, event: Event) -> None:
-        """Show an event of the current phase (see `Progress`)."""
         if self.quiet:
             return
         self._last_event = time.monotonic()

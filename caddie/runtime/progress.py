@@ -43,15 +43,12 @@ class JsonLines(Progress):
         self.stream = stream
 
     def phase(self, name: str) -> None:
-        """Write the beginning of a phase."""
         self._write("phase", name)
 
     def step(self, event: Event) -> None:
-        """Write an event."""
         self._write("step", dict(event))
 
     def note(self, text: str) -> None:
-        """Write a line that stays."""
         self._write("note", text)
 
     def _write(self, method: str, value: object) -> None:

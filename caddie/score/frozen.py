@@ -34,5 +34,4 @@ class Frozen(Scorer):
 
     @torch.inference_mode()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Run one forward."""
         return self._forward(inputs, inputs == self._bos, last, cache)

@@ -134,7 +134,6 @@ class ChunkSGD(TestTimeTraining):
     """The optimizer; its state lasts for the whole text."""
 
     def build(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> Scorer:
-        """Return the scorer."""
         return _ChunkSGD(self, model, bos, length, stride, dtype)
 
 

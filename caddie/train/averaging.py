@@ -66,7 +66,6 @@ class EMA(Averaging):
     """Weight of the past in each step."""
 
     def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
-        """Return 1 - decay."""
         return 1.0 - self.decay
 
 

@@ -121,7 +121,6 @@ class Noisy(QAT):
     )
 
     def quantized(self, weight: Tensor, view: View) -> Tensor:
-        """Return W with noise."""
         noisy = self.quantizer.fake(weight, lambda y: y + noise(y.detach(), view.step))
         return weight + view.strength * (noisy - weight)
 

@@ -187,7 +187,6 @@ class CountingScorer(Scorer):
         return ScoredText(nats=nats, step=self.step, segment=segment, probabilities=None, ends_known=ends_known)
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Yield the scorer's own steps."""
         self.layout, self.step = layout, np.zeros(layout.predictions, np.int64)
         for number, step in enumerate(self.scorer.plan(layout, rows)):
             if self.last_step is not None and number > self.last_step:
@@ -197,9 +196,7 @@ class CountingScorer(Scorer):
             yield step
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Return the scorer's own logits."""
         return self.scorer.logits(inputs, slots, last, cache)
 
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
-        """Update the scorer."""
         self.scorer.update(batches, prefix)

@@ -356,5 +356,4 @@ class WaitingScorer(LoopScorer):
     """`Waits`, in the loop."""
 
     def make(self) -> Scorer:
-        """Return the scorer that waits."""
         return Waits(self.scoring.plain.scorer(self.model, self.bos), self.scoring.sequence_length)

@@ -40,7 +40,6 @@ class ByteTokenizer(Tokenizer):
         return [np.frombuffer(document, np.uint8) + np.uint16(self.first) for document in documents]
 
     def serialize(self) -> bytes:
-        """Return no bytes."""
         return b""
 
 
@@ -107,7 +106,6 @@ class SentencePieceTokenizer(TextTokenizer):
         return [np.array(ids, np.uint16) for ids in encoded]
 
     def serialize(self) -> bytes:
-        """Return the model file."""
         return self._model
 
 
@@ -143,7 +141,6 @@ class CaseOpsTokenizer(Tokenizer):
         return np.split(stream, np.flatnonzero(stream == self.bos))
 
     def serialize(self) -> bytes:
-        """Return the model file."""
         return self.of.serialize()
 
 
@@ -189,7 +186,6 @@ class RawBytes(TokenizerSource):
     """Every byte is an id: of 257, or of 260 as the contest numbers them."""
 
     def build(self, vocabulary: int, sample: Sample) -> Tokenizer:
-        """Return the `ByteTokenizer`, or the `ByteTokenizer260`."""
         if vocabulary == ByteTokenizer260.vocabulary:
             return ByteTokenizer260()
         return self._made(vocabulary, ByteTokenizer)
@@ -210,7 +206,6 @@ class SentencePieceFile(SentencePieceSource):
     """Path of the model file."""
 
     def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
-        """Return the model of the file."""
         return self._made(vocabulary, lambda: SentencePieceTokenizer(regular_bytes(Path(self.path))))
 
 

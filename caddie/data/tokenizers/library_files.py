@@ -130,7 +130,6 @@ class HuggingFaceFile(TokenizerSource):
     """Token put before every document; by default that of the file, or one with a usual name."""
 
     def build(self, vocabulary: int, sample: Sample) -> HuggingFaceTokenizer:
-        """Return the tokenizer of the file."""
         return self._made(vocabulary, lambda: HuggingFaceTokenizer(self.data()))
 
     def data(self) -> bytes:
@@ -195,7 +194,6 @@ class TiktokenFile(TokenizerSource):
     """Regular expression of the words of a text; by default the encoding's own, or that of GPT-2 for a file."""
 
     def build(self, vocabulary: int, sample: Sample) -> TiktokenTokenizer:
-        """Return the tokenizer of the file or the encoding."""
         return self._made(vocabulary, lambda: TiktokenTokenizer(self.data()))
 
     def data(self) -> bytes:

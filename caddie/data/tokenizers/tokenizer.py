@@ -141,7 +141,6 @@ class TextTokenizer(Tokenizer):
         """Return the ids of each text."""
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the ids of each document, encoding a batch of documents at a time."""
         batches = (documents[start : start + _BATCH] for start in range(0, len(documents), _BATCH))
         return [ids for batch in batches for ids in self._encode_batch(batch)]
 

@@ -28,7 +28,6 @@ class Smallest(ArrayCodec):
             raise UserError("Smallest has no codec to try; name one in `of`, as in Smallest(of=[EntropyModel()])")
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
-        """Return the shortest stream."""
         codecs = self.of + (self.also if array.nbytes <= self.small_bytes else ())
         return min((codec.encode(array, like) for codec in codecs), key=len)
 

@@ -79,7 +79,6 @@ class Percentile(Scale):
     """Least step: 1/1024 of the tensor's largest step, or the scripts' 1/(largest integer) for every tensor."""
 
     def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
-        """Return one candidate."""
         clip = _quantile(rows.abs(), self.fraction)
         steps = _at_least(clip / largest, largest, self.floor)
         if self.floor == "relative":  # integers that fit the step as stored; the scripts round the step afterwards
@@ -110,7 +109,6 @@ class BestPercentile(Scale):
             raise UserError("BestPercentile has no quantile to try; name some in `fractions`, as in [0.999, 1.0]")
 
     def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
-        """Return one candidate for each quantile."""
         clips = [_quantile(rows.abs(), fraction) for fraction in self.fractions]
         steps = [stored(_at_least(clip / largest, largest, self.floor)) for clip in clips]
         return [Grid(each, torch.full_like(each, largest)) for each in steps]

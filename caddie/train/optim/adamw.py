@@ -42,7 +42,6 @@ class AdamW(Optimizer):
     """Weight decay: fraction of the weight, times the learning rate, taken off at each step."""
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
-        """Return the updater of these parameters."""
         return _AdamWUpdater(self, parameters, ranks)
 
 

@@ -76,11 +76,9 @@ class BankUpdater(Updater):
         """For each bank, a function that waits for the summed gradient of this rank's share; empty before `launch`."""
 
     def launch(self) -> None:
-        """Start to sum the gradients of all banks."""
         self.gradients = [self._begin_sum(bank, bank.gradients()) for bank in self.banks]
 
     def squares(self) -> Tensor:
-        """Return the sum of squares of the whole gradient."""
         if not self.gradients:
             self.launch()
         total = sum_of_squares([gradient() for gradient in self.gradients])
@@ -138,7 +136,6 @@ class BankUpdater(Updater):
         return wait
 
     def state(self) -> dict[str, Tensor]:
-        """Return the buffers of all banks."""
         found = {}
         for bank in self.banks:
             shape = "x".join(map(str, bank.parameters[0].shape))
