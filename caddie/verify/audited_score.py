@@ -1,6 +1,7 @@
 """The score of a user's scorer, with an audit of that scoring and a text drawn from the model."""
 
 import secrets
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -9,11 +10,13 @@ import numpy as np
 from caddie.data.tokenizers import Ids
 from caddie.errors import CheckFailed
 from caddie.pack.artifact import Artifact
+from caddie.report.units import bits_per_byte
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Progress
 from caddie.score import Score, Scoring, Text, Window, score_kinds
 from caddie.score.loop import Losses
 from caddie.verify.black_box import CountingScorer, LoopScorer
+from caddie.verify.changes import GAIN
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import DRAWN, PROBES
 from caddie.verify.remote_scorer import RemoteTokens, open_scorer, scorer_server
@@ -28,7 +31,7 @@ class Audit:
     """Result of auditing the score of a user's scorer."""
 
     decided: bool
-    """False if the scorer could read files, or a leak of `changes.GAIN` would too seldom have been found."""
+    """False if the scorer could read files, or a leak that was not found may have gained more than `changes.GAIN`."""
     evidence: str
 
 
@@ -84,8 +87,18 @@ def score_audited(
     passed, evidence = audit(whole, base, losses["plain"], seed=seed, seconds=seconds, decides=True, progress=progress)
     if passed is False:
         raise CheckFailed(f"{name}: {evidence}")
-    said = f"Audit of the scorer: {evidence}. {drawn}".strip()
-    return scores, Audit(isolated and passed is not None, f"{said} {isolation}")
+    said = [f"Audit of the scorer: {evidence}.", drawn]
+    gain = _gain_at_ends(losses, text) if own.per_document else 0.0
+    if gain > GAIN:
+        said.append(f"It knows where documents end, and gains {gain:.4f} bits per byte over the plain scoring there.")
+    decided = isolated and passed is not None and gain <= GAIN
+    return scores, Audit(decided, " ".join([*filter(None, said), isolation]))
+
+
+def _gain_at_ends(losses: Mapping[str, Losses], text: Text) -> float:
+    """Return the bits per byte that the scorer gains over the plain scoring where documents end."""
+    ends = text.tokens[1:] == text.bos
+    return bits_per_byte(float((losses["plain"] - losses["user"])[ends].sum()), text.source_bytes)
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:

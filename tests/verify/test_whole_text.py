@@ -415,6 +415,45 @@ def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
     assert readable["notes"][-1].startswith("The scorer can read this text in its sandbox")
 
 
+KNOWS_ENDS = """
+import torch
+from caddie.score import Scorer, Step, windows
+class Ends(Scorer):
+    per_document = True
+    def __init__(self, model, tokenizer):
+        self.model, self.bos = model, tokenizer.bos
+    def plan(self, layout, rows):
+        for begin, end in layout.edges:
+            for window in windows(begin, end, 32, 32):
+                self.over = window.end == end < layout.ends.max()
+                yield Step([window], [0])
+    @torch.no_grad()
+    def logits(self, inputs, slots, last, cache=None):
+        logits = self.model(inputs, inputs == self.bos)
+        logits[:, -1, self.bos] += HEIGHT * self.over
+        return logits[:, -last:]
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("height", [0.0, 9.0])
+def test_a_score_that_gains_where_documents_end_is_not_called_audited(
+    height: float, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "ends.py").write_text(KNOWS_ENDS.replace("HEIGHT", str(height)))
+    words = tiny_run.text.read_text().split()
+    short = [" ".join(words[begin : begin + 8]) for begin in range(0, 800, 8)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in short))
+    known = ("--tokenizer", tiny_run.artifact, "--against", tiny_run.corpus)
+    caddie("data", tmp_path / "short.jsonl", *known, "--out", tmp_path / "short", "--quiet")
+    data = ("--data", tmp_path / "short", "--scorer", tmp_path / "ends.py", "--quiet", "--json")
+    ended = caddie("score", tiny_run.artifact, *data)
+    assert ended.status == 0, ended.err
+    result = json.loads(ended.out)
+    said = any("bits per byte over the plain scoring there." in note for note in result["notes"])
+    assert (said, result["audited"]) == (bool(height), not height)
+
+
 def test_texts_that_the_sandbox_holds_are_known(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = Corpus.load(tiny_run.corpus)
 
