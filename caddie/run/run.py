@@ -197,6 +197,7 @@ def score_artifact(
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     predictions = len(text.tokens) - 1
+    check_windows(chosen.sequence_length, chosen.stride, predictions)
     check_stages(artifact.model.config, Pack(), chosen, predictions, ranks, {"scoring": ranks.world})
     progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):

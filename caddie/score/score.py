@@ -234,8 +234,11 @@ def score_kinds(
 ) -> dict[str, Score]:
     """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` if given.
 
-    `on_window` gets the kind, each window and its losses.
+    `on_window` gets the kind, each window and its losses. Raises `UserError` for settings that do not fit each other
+    before anything is scored.
     """
+    check_windows(scoring.sequence_length, scoring.stride)
+    scoring.scorer(model, text.bos)  # it refuses an adaptation that does not fit
     kinds = {"plain": scoring.plain}
     if scoring.stride < scoring.sequence_length:
         kinds["sliding"] = scoring.but(ttt=None, tilt=None)

@@ -22,9 +22,11 @@ def check_windows(length: int, stride: int, predictions: int | None = None) -> N
     if not 1 <= stride <= length:
         raise UserError(f"score.stride must be from 1 to score.sequence_length ({length:,}), not {stride:,}")
     if predictions is not None and predictions < length:
+        most = max(1, predictions)
+        shorter = f" score.stride={most}" if stride > most else ""
         raise UserError(
             f"the validation text has {predictions + 1:,} tokens, too few for one window of {length:,}; "
-            f"give more text or set score.sequence_length={max(1, predictions)}"
+            f"give more text or set score.sequence_length={most}{shorter}"
         )
 
 

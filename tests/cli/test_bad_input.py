@@ -281,6 +281,11 @@ WORDS = [
     Case("layers", lambda b: b.run('model.layers.0-2={"mlp.hidden":8}'), "layers.0-2 names no layers; write a layer"),
     Case("stride", lambda b: b.run("score.stride=64"), "score.stride must be from 1 to score.sequence_length (32)"),
     Case(
+        "stride of a score",
+        lambda b: [*b.score(b.tiny.corpus), "score.stride=64"],
+        "score.stride must be from 1 to score.sequence_length (32)",
+    ),
+    Case(
         "chunk",
         lambda b: b.run("score.ttt=DocumentLoRA(chunk_tokens=33)"),
         "score.ttt.chunk_tokens must be at most score.sequence_length (32)",

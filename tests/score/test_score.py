@@ -171,9 +171,12 @@ def test_a_stride_beyond_the_window_is_an_error(length: int, stride: int) -> Non
 
 @pytest.mark.parametrize("predictions", [0, 1, 31])
 def test_a_text_shorter_than_a_window_says_what_to_do(predictions: int) -> None:
-    wanted = rf"has {predictions + 1} tokens, too few .* of 32; .* score.sequence_length={max(1, predictions)}$"
-    with pytest.raises(UserError, match=wanted):
-        check_windows(32, 8, predictions)
+    most = max(1, predictions)
+    wanted = rf"has {predictions + 1} tokens, too few .* of 32; .* score.sequence_length={most}"
+    with pytest.raises(UserError, match=f"{wanted}$"):
+        check_windows(32, 1, predictions)
+    with pytest.raises(UserError, match=f"{wanted} score.stride={most}$"):  # else that would be the next mistake
+        check_windows(32, 32, predictions)
     check_windows(32, 8, 32)
     check_windows(32, 8)
 
@@ -964,6 +967,21 @@ def test_an_artifact_has_the_scores_that_its_settings_have() -> None:
         assert {kind: one.nats for kind, one in found.items()} == {
             kind: score(model, text, alone[kind]).nats for kind in kinds
         }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stride": 13}, r"score\.stride must be from 1 to score\.sequence_length \(12\), not 13"),
+        ({"ttt": ChunkSGD(chunk_tokens=11)}, r"score\.ttt\.chunk_tokens must be at least .* \(12\), not 11"),
+        ({"ttt": DocumentLoRA(chunk_tokens=13)}, r"score\.ttt\.chunk_tokens must be at most .* \(12\)"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told_before_anything_is_scored(settings: dict[str, Any], message: str) -> None:
+    watched = Recorder(lambda event: None)
+    with pytest.raises(UserError, match=f"^{message}"):
+        score_kinds(tiny_model(), random_text(60), Scoring(sequence_length=12, stride=6).but(settings), None, watched)
+    assert not watched.phases
 
 
 def test_a_user_s_scorer_has_a_score_of_its_own_beside_them() -> None:
