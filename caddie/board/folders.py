@@ -33,6 +33,8 @@ UNHELD_QUIET_SECONDS = 30.0
 """The same for a folder that no process holds, as after Ctrl-C."""
 LONGEST_TEXT = 300
 """Most characters of a text."""
+LARGEST_REPORT = 1 << 28
+"""Most bytes of a report, which holds every logged step: 100 each, two in a second."""
 
 _KEPT = (
     *("recipe", "seed", "bits_per_byte", "artifact_bytes", "cap_bytes", "under_cap", "verified"),
@@ -199,7 +201,7 @@ class Folders:
         with self._lock:
             run = self._find(name)
         try:
-            return read_regular(run.folder / REPORT) if run else None
+            return read_regular(run.folder / REPORT, LARGEST_REPORT) if run else None
         except OSError:
             return None
 

@@ -22,8 +22,8 @@ from caddie.files import reason
 ADDRESS = "127.0.0.1"
 _CLOSED = "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 PAGE_POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; {_CLOSED}"
-REPORT_POLICY = f"sandbox; default-src 'none'; style-src 'unsafe-inline'; {_CLOSED}"
-"""Policy for reports, which come from run folders: no scripts and no origin."""
+REPORT_POLICY = f"sandbox allow-downloads; default-src 'none'; style-src 'unsafe-inline'; {_CLOSED}"
+"""Policy for reports, which come from run folders: no scripts and no origin, but the files that a page holds."""
 _ASSETS = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/board.js": ("board.js", "text/javascript; charset=utf-8"),

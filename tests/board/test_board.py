@@ -27,7 +27,8 @@ from caddie.errors import UserError
 from caddie.files import process_name
 from caddie.lab.background import StudyState
 from caddie.report import read
-from caddie.report.read import POINTS, Log, parse_finite
+from caddie.report.page import write_report
+from caddie.report.read import LARGEST_BYTES, POINTS, Log, parse_finite
 from caddie.run.run_lock import this_process
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -141,7 +142,7 @@ def test_what_is_served(path: str, ask: Ask, root: Path) -> None:
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
-    assert ("script" not in policy and "sandbox;" in policy) == path.startswith("/report")
+    assert ("script" not in policy and "sandbox allow-downloads;" in policy) == path.startswith("/report")
     assert "unsafe-inline" not in policy or path.startswith("/report")
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cross-origin-resource-policy"] == "same-origin"
@@ -586,6 +587,32 @@ def cells(table: str, row: str) -> str:
         f"[...document.querySelectorAll('#{table} tbody tr')].filter(row => row.cells[0].textContent === '{row}')"
         ".map(row => [...row.cells].slice(1).map(one => one.textContent).join(' '))[0]"
     )
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "profile") as started:
+        started.size(1200)
+        yield started
+
+
+@pytest.mark.long
+def test_a_report_hands_out_its_numbers(served: Board, root: Path, browser: Browser, tmp_path: Path) -> None:
+    write_report(write_run(root / "a", make_result(), make_events()))
+    browser.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.open(f"{served.url}report?name=a")
+    browser.until("document.querySelectorAll('a[download]').length", 2)
+    browser.click("a[download='steps.csv']")
+    latest = time.monotonic() + 10
+    while not (tmp_path / "steps.csv").exists():
+        assert time.monotonic() < latest, browser.said
+        time.sleep(0.05)
+
+
+def test_the_report_of_a_long_run_is_served(ask: Ask, root: Path) -> None:
+    write(root / "a", result=make_result())
+    (root / "a" / "report.html").write_bytes(b" " * (LARGEST_BYTES + 1))  # which holds each of its logged steps
+    assert len(ask("/report?name=a")[2]) == LARGEST_BYTES + 1
 
 
 @pytest.mark.slow
