@@ -350,7 +350,8 @@ function smooth(values) {
 }
 
 function ticks(low, high, count) {
-  const spread = high > low ? high - low : Math.abs(low) * 0.01 || 1;
+  const apart = high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)); // else no step would move an index on
+  const spread = apart ? high - low : Math.abs(low) * 0.01 || 1;
   const rough = spread / count, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 2.5, 5, 10].find((size) => size * power >= rough * (1 - 1e-9));
   const found = [];
@@ -391,7 +392,7 @@ function plot(runs) {
     svg.append(draw("text", { x: box.left - 8, y: placeY(value), class: "up" }, String(value)));
   }
   for (const value of ticks(0, longest / unit, width < 600 ? 4 : 8)) {
-    svg.append(draw("text", { x: placeX(value * unit), y: box.bottom + 18, class: "across" }, digits(value, value % 1 ? 1 : 0)));
+    svg.append(draw("text", { x: placeX(value * unit), y: box.bottom + 18, class: "across" }, value.toLocaleString("en-US")));
   }
   svg.append(draw("text", { x: box.right, y: box.bottom + 36, class: "end" }, name));
   const frame = { x: box.left, y: 0, width: box.right - box.left + 2, height: box.bottom + 2 };
@@ -465,9 +466,11 @@ async function refresh() {
   }
   document.title = `Runs in ${folder}`;
   render();
+  let gone = false;
+  for (const name of details.keys()) if (!rows.some((row) => row.name === name)) gone = details.delete(name);
   const before = chosen().map((row) => details.get(row.name)?.row.changed);
   const now = chosen().map((row) => row.changed);
-  if (now.some((changed, place) => changed !== before[place])) await compare();
+  if (gone || now.some((changed, place) => changed !== before[place])) await compare();
 }
 
 async function keepLooking() {

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -594,6 +595,39 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
     with Browser(tmp_path / "profile") as started:
         started.size(1200)
         yield started
+
+
+LINES = "document.querySelectorAll('#plot polyline').length"
+
+
+@pytest.mark.long
+def test_a_run_that_is_removed_leaves_the_comparison(served: Board, root: Path, browser: Browser) -> None:
+    for name in "ab":
+        write(root / name, recipe=recipe(), log=lines(5))
+    browser.open(f"{served.url}#run=a&run=b")
+    browser.until(LINES, 2)
+    shutil.rmtree(root / "b")
+    browser.until(LINES, 1)
+    assert browser.run("document.querySelectorAll('#figures thead th').length") == 2
+    shutil.rmtree(root / "a")
+    browser.until("document.getElementById('comparison').hidden")
+
+
+@pytest.mark.long
+def test_a_loss_that_stays_is_drawn(served: Board, root: Path, browser: Browser) -> None:
+    write(root / "a", log=lines(60, loss=3.3))  # the means of which differ in the last bit
+    browser.open(f"{served.url}#run=a")
+    browser.until(LINES, 1)
+    assert browser.run("document.querySelectorAll('#plot .up').length") > 2
+
+
+@pytest.mark.long
+def test_the_axis_of_a_short_run_has_whole_figures(served: Board, root: Path, browser: Browser) -> None:
+    write(root / "a", log=lines(20))
+    browser.open(f"{served.url}#run=a&axis=seconds")
+    browser.until(LINES, 1)
+    across = browser.run("[...document.querySelectorAll('#plot .across')].map(one => one.textContent).join(' ')")
+    assert across == "0 0.25 0.5 0.75 1 1.25 1.5 1.75 2"
 
 
 @pytest.mark.long
