@@ -125,7 +125,7 @@ def read_steps(path: Path, kind: str = "step") -> list[dict[str, Any]]:
     A resumed run's steps replace its earlier ones.
     """
     steps: list[dict[str, Any]] = []
-    with suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as lines:
+    with suppress(FileNotFoundError), open(open_regular(path), encoding="utf-8", errors="replace") as lines:
         for event in parse_events(lines, json.loads):
             if event.get("event") == kind and isinstance(event.get("step"), int):
                 while steps and steps[-1]["step"] >= event["step"]:

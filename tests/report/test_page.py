@@ -322,6 +322,12 @@ def test_a_step_without_a_number_is_no_step(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "log.jsonl") == []
 
 
+def test_a_pipe_in_place_of_a_log_holds_nothing_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.jsonl")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_steps(tmp_path / "log.jsonl")
+
+
 def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_report(write_run(tmp_path))
     before = (tmp_path / "report.html").read_bytes()
