@@ -57,6 +57,9 @@ TEXTS = (
     *("x" * 300, "ab\u200bcd \ufeffbom", "\n\n\n   \t", "ＦＵＬＬ ｶﾀｶﾅ", DOCUMENTS[0][:3000].decode()),
 )
 
+MARKED = ("\ufeffimport os\n\ufeff# coding\nprint('\ufeff')\n" * 50).encode()
+"""A text of which the byte order mark becomes a piece, and stands at the beginning of others."""
+
 
 def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
@@ -230,6 +233,7 @@ def tokenizers() -> dict[str, Tokenizer]:
         "260 ids": ByteTokenizer260(),
         "BPE": SentencePieceTokenizer(bpe.train(DOCUMENTS, 600, 300_000)),
         "CaseOps": CaseOps().build(600, lambda: DOCUMENTS[:5]),
+        "BPE with a byte order mark": SentencePieceTokenizer(bpe.train([MARKED], 300, 100_000)),
     }
 
 
@@ -247,7 +251,7 @@ def held_alike(tokenizer: Tokenizer, engine: Browser) -> None:
         assert bytes(engine.run(f"Array.from(tokens.decode({ids}))")) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("name", ["bytes", "260 ids", "BPE", "CaseOps"])
+@pytest.mark.parametrize("name", ["bytes", "260 ids", "BPE", "CaseOps", "BPE with a byte order mark"])
 def test_tokenizers(name: str, engine: Browser) -> None:
     held_alike(tokenizers()[name], engine)
 

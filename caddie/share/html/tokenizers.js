@@ -95,7 +95,7 @@ function* fields(message) {
 // SentencePiece's byte pair encoding (its `bpe_model.cc`), behind its normalizer.
 class SentencePiece extends Pieces {
   constructor(model, bos) {
-    const text = new TextDecoder(), all = [...fields(model)], list = [];
+    const text = new TextDecoder("utf-8", { ignoreBOM: true }), all = [...fields(model)], list = [];
     for (const [, piece] of all.filter(([field]) => field === 1)) {
       const held = Object.fromEntries(fields(piece));
       list.push({ piece: text.decode(held[1] ?? new Uint8Array()), score: held[2] ?? 0, type: held[3] ?? NORMAL });
