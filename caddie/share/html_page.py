@@ -7,6 +7,7 @@ which `bench/wasm.py` builds from the C beside it.
 
 import base64
 import json
+import shlex
 import zlib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -21,7 +22,7 @@ from caddie.pack import container, quantize
 from caddie.pack.artifact import CONFIG, Artifact
 from caddie.pack.quantize import Quantizer
 from caddie.report.page import number, template
-from caddie.report.read import pick, read_scored_result
+from caddie.report.read import pick, read_scored_result, result_errors
 from caddie.report.run_files import RESULT
 from caddie.report.tables import PARTS
 from caddie.share.program import program
@@ -57,8 +58,10 @@ def write_page(artifact: Artifact, out: Path) -> None:
         names = ", ".join(file.path.name for file in artifact.parts)
         raise UserError(f"the page cannot run classes of a user's file ({names}); share the artifact itself")
     result = _result(artifact)
+    with result_errors(artifact.path.parent / RESULT, "a page"):
+        facts = _facts(artifact, result)
     page = template("share/html/page.html.jinja").render(
-        facts=_facts(artifact, result),
+        facts=facts,
         artifact=artifact,
         result=result,
         header=_script(json.dumps(header(artifact), separators=(",", ":"))),
@@ -69,7 +72,7 @@ def write_page(artifact: Artifact, out: Path) -> None:
         script=_script(_file("page.js").decode()),
     )
     with replacing(out) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8", errors="replace")
 
 
 def header(artifact: Artifact) -> dict[str, Any]:
@@ -144,6 +147,7 @@ def _facts(artifact: Artifact, result: Mapping[str, Any]) -> dict[str, Any]:
     way = next((way for way in ("adaptive", "sliding") if scores.get(f"quantized_{way}")), "plain")
     return {
         "name": manifest.recipe or artifact.path.stem,
+        "typed": shlex.quote(artifact.path.name),
         "bits": number(result.get("bits_per_byte"), ".4f") if result else None,
         "plain": number(pick(scores, "quantized_plain", "bits_per_byte"), ".4f"),
         "way": way,

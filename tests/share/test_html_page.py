@@ -2,7 +2,9 @@
 
 import ast
 import base64
+import html
 import json
+import os
 import re
 import subprocess
 import time
@@ -281,6 +283,38 @@ def test_only_the_result_of_this_artifact_is_told(artifact: Artifact, page: Path
     other = make_result()
     (tmp_path / "result.json").write_text(json.dumps(other))
     assert "held-out text" not in export(tmp_path / "artifact.caddie", "html", tmp_path / "other.html").read_text()
+
+
+@pytest.mark.parametrize("cap", ["x", 10**400, [1]], ids=["text", "huge", "list"])
+def test_a_result_of_other_kinds_is_one_line(cap: object, artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "artifact.caddie").write_bytes(artifact.path.read_bytes())
+    result = json.loads(artifact.path.with_name("result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(result | {"cap_bytes": cap}))
+    with pytest.raises(UserError, match=re.escape("result.json lacks what a page needs")):
+        export(tmp_path / "artifact.caddie", "html")
+    assert not (tmp_path / "artifact.html").exists()
+
+
+def test_names_are_shown_whatever_they_are(artifact: Artifact, tmp_path: Path) -> None:
+    made = tmp_path / os.fsdecode(b"my <b>; \xff.caddie")
+    made.write_bytes(artifact.path.read_bytes())
+    result = json.loads(artifact.path.with_name("result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(result | {"why": "half a pair: \ud800"}))
+    text = export(made, "html", tmp_path / "page.html").read_text()
+    assert html.unescape(text).count("caddie verify 'my <b>; ?.caddie'\n") == 1
+    assert "half a pair: ?" in text
+    assert "<b>;" not in text
+
+
+def test_a_text_is_shown_however_long_it_is(page: Path, browser: Browser) -> None:
+    """The spans of its tokens are one argument, for a call takes no 130,000."""
+    browser.open(page.as_uri())
+    browser.until("document.body?.dataset.ready", "yes")
+    answer = "{ tokens: Array(3).fill({ piece: Uint8Array.of(97), bits: 1, likely: [], id: 0 }), bits: 3, bytes: 4 }"
+    spied = "function (...given) { this.given = given.length; Element.prototype.replaceChildren.apply(this, given); }"
+    browser.run(f"at('map').replaceChildren = {spied}; ask = async () => ({answer}); 1")
+    browser.run("at('text').value = 'a'; measure().then(() => 1)")
+    assert browser.run("[at('map').given, at('map').children.length, at('map').textContent]") == [1, 3, "aaa"]
 
 
 def test_what_it_cannot_run_is_named(tmp_path: Path) -> None:

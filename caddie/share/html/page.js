@@ -84,7 +84,7 @@ async function write() {
   at("writing").classList.add("busy");
   at("rate").textContent = "";
   const show = ({ text, prompt, count: tokens, rate }) => {
-    const decode = (bytes) => new TextDecoder().decode(bytes);
+    const decode = (bytes) => new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
     at("given").textContent = decode(text.subarray(0, prompt));
     at("continued").textContent = decode(text.subarray(prompt));
     at("written").scrollTop = at("written").scrollHeight;
@@ -136,7 +136,9 @@ async function measure() {
     at("source").textContent = count(bytes);
     at("packed").textContent = `${count(bits / 8)} bytes`;
     at("measuring").textContent = `${count(found.length)} tokens`;
-    at("map").replaceChildren(...found.map(span));
+    const spans = document.createDocumentFragment();
+    found.forEach((token, i) => spans.append(span(token, i))); // one at a time: a call takes no 130,000 arguments
+    at("map").replaceChildren(spans);
     at("result").hidden = false;
     select(found.reduce((most, token, i) => (token.bits > found[most].bits ? i : most), 0), false);
   } catch (error) {
