@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +41,8 @@ _STAGES = (
 _PARTS = {**PARTS, "container": "container overhead"}
 _STEP_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens", "tokens_per_second", "lr_scale")
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What no page shows: all control characters but tab and line feed."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def _shown(value: object) -> object:
     if value is None:
         return "not measured"
     if type(value) is str:  # not Markup, which the template made itself
-        return "".join(c if (c >= " " and not "\x7f" <= c < "\xa0") or c in "\n\t" else "\ufffd" for c in value)
+        return _CONTROLS.sub("\ufffd", value)
     return value
 
 
