@@ -307,13 +307,13 @@ scale_pack = at_scale(
     "negative_results_scale_pack",
     "What do other ways to round make of a twin that made its steps?",
     changing("pack"),
-    seeds=4,  # with three, two claims lacked a seed
+    seeds=6,  # with three, two claims lacked a seed
 )
 scale_score = at_scale(
     "negative_results_scale_score",
     "What does test-time training gain for a twin that made its steps?",
     changing("score"),
-    seeds=4,
+    seeds=6,
 )
 scale = at_scale(
     "negative_results_scale",
