@@ -42,7 +42,7 @@ _PARTS = {**PARTS, "container": "container overhead"}
 _STEP_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens", "tokens_per_second", "lr_scale")
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What no page shows: all control characters but tab and line feed."""
+"""Control characters other than tab and line feed; a page shows a mark in place of each."""
 
 
 @dataclass(frozen=True)

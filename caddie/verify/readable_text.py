@@ -12,9 +12,9 @@ from caddie.verify.held_out import held_out_documents
 from caddie.verify.sandbox import runtime_paths
 
 _LINE_BYTES = 32
-"""Shortest line that is looked for; many texts have a shorter one."""
+"""Shortest line that is looked for; shorter ones stand in many texts."""
 _MOST_FOUND = 0.001
-"""Share of the text that may stand in readable files; to know it saves no more of the bits per byte."""
+"""Share of the text that may stand in readable files; knowing it lowers the score by that share at most."""
 
 
 def is_readable(corpus: Corpus) -> bool:
@@ -37,7 +37,7 @@ def _stands_in(documents: Iterable[bytes], texts: Iterable[bytes]) -> bool:
         for line in document.split(b"\n"):
             missing[line] += len(line) if len(line) >= _LINE_BYTES else 0
     for text in texts:
-        found += sum(missing.pop(line) for line in missing.keys() & set(text.split(b"\n")))
+        found += sum(missing.pop(line) for line in missing.keys() & text.split(b"\n"))
         if found > _MOST_FOUND * total:
             return True
     return False
