@@ -22,6 +22,8 @@ from caddie.files import check_utf8, expanded, reason
 from caddie.runtime.progress import SILENT, Progress
 
 LIBRARY = "stdlib"
+LIBRARY_TEXT = "the standard library of Python"
+"""Beginning of the description of that source."""
 LIBRARY_SUFFIXES = (".py", ".txt", ".rst")
 # Debian ships neither tests nor a site; the others differ from one build of Python to the next.
 LIBRARY_SKIPPED = re.compile(r"site-packages|dist-packages|__pycache__|tests?|idle_test|config-.*|_sysconfigdata.*")
@@ -123,7 +125,7 @@ def _found(source: str | Path | None) -> Source:
         files = tuple(path for path in _walk(root, LIBRARY_SKIPPED) if path.suffix in LIBRARY_SUFFIXES)
         if not files:
             raise UserError(f"{root}: this Python has no library sources; name a text instead")
-        return Source(LIBRARY, f"the standard library of Python {platform.python_version()}", files, tolerant=True)
+        return Source(LIBRARY, f"{LIBRARY_TEXT} {platform.python_version()}", files, tolerant=True)
     if str(source).startswith(HUB):
         return _data_set(str(source)[len(HUB) :])
     path = expanded(source).resolve()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from caddie.data.corpus import Corpus
-from caddie.data.documents import LIBRARY_SUFFIXES
+from caddie.data.documents import LIBRARY_SUFFIXES, LIBRARY_TEXT
 from caddie.verify.held_out import held_out_documents
 from caddie.verify.sandbox import runtime_paths
 
@@ -24,7 +24,8 @@ def is_readable(corpus: Corpus) -> bool:
     files = [corpus.folder / shard.file for shard in (*held_out.shards, *held_out.byte_counts)]
     places = [*files, corpus.folder, *([Path(source)] if os.path.isabs(source) else [])]
     real = [Path(os.path.realpath(place)) for place in places]
-    if any(place.is_relative_to(path) for place in real for path in readable):
+    held = any(place.is_relative_to(path) for place in real for path in readable)
+    if held or source.startswith(LIBRARY_TEXT):  # a tokenizer that loses line ends leaves no lines to find
         return True
     return _stands_in(held_out_documents(corpus), _library_texts())
 

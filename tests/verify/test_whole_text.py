@@ -14,6 +14,7 @@ import torch
 from waiting_scorer import WAITS
 
 from caddie.data.corpus import Corpus
+from caddie.data.documents import find
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
 from caddie.score.ngram_tilt import NGramTilt
@@ -460,6 +461,7 @@ def test_texts_that_the_sandbox_holds_are_known(tiny_run: Any, tmp_path: Path, m
     def of(source: str) -> Corpus:
         return Corpus(corpus.folder, replace(corpus.manifest, source=source))
 
+    assert is_readable(of(find(None).description))
     assert is_readable(of(torch.__file__))
     assert not is_readable(of("/texts/web.jsonl.xz"))
     assert not is_readable(of("owner/name at 0123abc, train"))
