@@ -154,19 +154,31 @@ def test_the_recipes_page_has_their_means() -> None:
         ]
 
 
+def differences(folder: Path) -> list[float | None]:
+    """Every difference, claim and rank correlation that a study's results hold, means and single random seeds."""
+    rows = read_rows(folder / RESULTS)
+    facts = findings(json.loads((folder / "study.json").read_text()), rows)
+    scored = {(row["label"], row["seed"]): row["bits_per_byte"] for row in rows if row["bits_per_byte"] is not None}
+    return [
+        *(one["difference"] for one in facts["verdicts"]),
+        *(one["claim"]["difference"] for one in facts["verdicts"] if one["claim"]),
+        *(row["spearman"] for row in (facts["early"] or {"rows": []})["rows"]),
+        *(bits - scored["base", seed] for (_, seed), bits in scored.items() if ("base", seed) in scored),
+    ]
+
+
 @pytest.mark.long
 def test_the_log_says_what_the_results_say() -> None:
-    """Every signed number of an entry that names a study is a difference, a claim or a rank correlation of it."""
+    """Every signed number of an entry that names studies is a difference, a claim or a rank correlation of them."""
     entries = (ROOT / "docs" / "log.md").read_text().split("\n## ")
     for folder in KEPT:
         if folder.name == "study_seconds":  # nothing was decided, and the log is silent
             continue
         name = str(folder.relative_to(ROOT / "studies")).replace("/", "`, `")
         entry = next(entry for entry in entries if re.search(rf"`studies/{name}`(?!, `scale)", entry))
-        facts = findings(json.loads((folder / "study.json").read_text()), read_rows(folder / RESULTS))
-        known = [one["difference"] for one in facts["verdicts"]]
-        known += [one["claim"]["difference"] for one in facts["verdicts"] if one["claim"]]
-        known += [row["spearman"] for row in (facts["early"] or {"rows": []})["rows"]]
+        others = re.search(rf"`studies/{name}` and `(\w+)`", entry)
+        named = [folder, *([folder.parent / others[1]] if others else [])]
+        known = [value for one in named for value in differences(one)]
         for number in re.findall(r"(?<![\w.])[+-]\d+\.\d+", entry):
             digits = len(number.partition(".")[2])
             found = any(value is not None and abs(value - float(number)) <= 0.51 * 10**-digits for value in known)
