@@ -13,7 +13,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, dataclass_transform, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, dataclass_transform, get_args, get_origin
 
 from caddie.config.assignment import parse_value
 from caddie.config.hints import hint_at, hint_elsewhere
@@ -54,29 +54,10 @@ NonNegative = Annotated[float, Range(0.0, 1e30)]
 """Number of at least 0."""
 
 
-class Technique(NamedTuple):
-    """Facts about a class or one of its settings, beside its docstring; `caddie techniques` shows them."""
-
-    why: str
-    """Its purpose, in one sentence."""
-    source: str
-    """Paper or record."""
-    elsewhere: str = ""
-    """Effects that others measured, in bits per byte unless said; minus is better."""
-
-
-def known(*technique: str, **settings: Technique) -> dict[str, Technique]:
-    """Return `Config.techniques` of a class: the fields of its own `Technique`, then those of its settings by name."""
-    return {"": Technique(*technique), **settings} if technique else settings
-
-
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Config(ABC):
     """Base of all settings. It makes subclasses frozen, keyword-only dataclasses; a socket is an abstract subclass."""
-
-    techniques: ClassVar[Mapping[str, Technique]] = {}
-    """Facts about the class, under an empty key, and about its settings, under their names."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

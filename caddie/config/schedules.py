@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
-from caddie.config import Config, Count, Fraction, Range, Technique, coerce, known
+from caddie.config import Config, Count, Fraction, Range, coerce
 from caddie.errors import UserError
 
 
@@ -95,12 +95,6 @@ def value_at(number: Number, train_progress: TrainProgress) -> float:
 class Ramp(Schedule):
     """Linear ramp over progress, constant before and after."""
 
-    techniques = known(
-        "Warm-ups and tapers that mean the same on every machine.",
-        "openai/parameter-golf #1729 (the taper of the weight decay); as a warm-up of momentum, the baseline's",
-        "warming the learning rate up instead: +0.0024 to +0.0066 (#2005)",
-    )
-
     start: float
     """Value until progress `begin`."""
     end: float
@@ -127,13 +121,6 @@ class Ramp(Schedule):
 class Warmdown(Schedule):
     """Warm-down: 1, then a line toward 0 over the last `fraction` of the budget, never below `floor` (#1493 on)."""
 
-    techniques = known(
-        "The rate reaches its end when the budget does, however fast the machine.",
-        "openai/parameter-golf: the last 20 % (public system 001), 67 % (#1218), 72 % (#1493), 85 % (#1855)",
-        "-0.0056 to -0.0078 for a warm-down by steps on one RTX 5090; a cosine instead +0.0039 (#1125)",
-        floor=Technique("The last steps still move.", "openai/parameter-golf #1787: 0.1", "in a bundle only (#1787)"),
-    )
-
     fraction: Fraction
     """Fraction of the budget over which the value falls."""
     floor: Fraction = 0.0
@@ -149,12 +136,6 @@ class Rewarmed(Schedule):
 
     Where a change came, in steps, is estimated from the mean step time so far.
     """
-
-    techniques = known(
-        "The first steps with longer rows have larger gradients.",
-        "openai/parameter-golf #2014, the record at 1.0576",
-        "in a bundle only (#2014)",
-    )
 
     of: Number
     """The value without the warm-ups."""
@@ -187,12 +168,6 @@ class IterationWarmdown(Schedule):
     Kept to reproduce public runs.
     """
 
-    techniques = known(
-        "To repeat the contest's scripts.",
-        "openai/parameter-golf, the baseline (1,200 steps) to ARG (4,000)",
-        "3,500 for 3,000 -0.0002 (#414)",
-    )
-
     steps: Count
     """Steps over which the value falls to zero."""
 
@@ -208,11 +183,6 @@ class IterationWarmdown(Schedule):
 
 class StepRamp(Schedule):
     """Linear ramp over the first `steps` steps: the contest's warm-up of momentum."""
-
-    techniques = known(
-        "To repeat the contest's warm-up of momentum.",
-        "openai/parameter-golf, the baseline (500 steps), 1,500 in most after it",
-    )
 
     start: float
     """Value at step 0."""
@@ -235,12 +205,6 @@ MOST_PIECES = 64
 
 class PiecewiseConstant(Schedule):
     """Piecewise constant over progress: depth recurrence from 35 % of the run on (L3), longer rows, a larger batch."""
-
-    techniques = known(
-        "Layers repeated only late, longer rows or larger batches later: each piece of the run has its own graph.",
-        "openai/parameter-golf #1204, #1493",
-        "batches and rows that grow: a net loss, compiling costs more (the ternary record)",
-    )
 
     values: tuple[float, ...]
     """Value of each piece."""

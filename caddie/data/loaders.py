@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from caddie.config import Config, Count, known
+from caddie.config import Config, Count
 from caddie.data.shards import Tokens, read
 from caddie.errors import UserError
 
@@ -127,12 +127,6 @@ class ShuffledSequences(Loader):
     the order follows the run's seed, not the rank.
     """
 
-    techniques = known(
-        "The rows of a batch come from different documents.",
-        "openai/parameter-golf #1394 to #1493",
-        "in bundles only",
-    )
-
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
         """Return rows in an order fixed by `seed`."""
         return _Epochs(shards, tokens, sequence_length, seed, _shuffled)
@@ -146,12 +140,6 @@ class CoprimeStride(Loader):
     1,800 batches, drawn by powers from 0.9 to 0.5 of what they have left; here any shard may be in any batch.
     """
 
-    techniques = known(
-        "Every batch mixes shards, and each block is read once per epoch.",
-        "openai/parameter-golf #726, #1060, #1218",
-        "-0.0025 with other changes (#1060)",
-    )
-
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
         """Return rows in an order fixed by `seed`."""
         return _Epochs(shards, tokens, sequence_length, seed, _coprime)
@@ -162,12 +150,6 @@ class PackedDocuments(Loader):
 
     The sequential order, except that a shard is read from its first document on and its tail is skipped.
     """
-
-    techniques = known(
-        "Documents stay in one piece for an attention within documents.",
-        "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
-        "with the scope `document` about -0.001 nats and 2 % faster (#1530)",
-    )
 
     begin: Begin = "seed"
     """First position: drawn from the seed, so that seeds are independent, or the contest scripts' first shard."""

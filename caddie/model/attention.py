@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Positive, Range, Technique, known
+from caddie.config import Config, Positive, Range
 from caddie.config.schedules import IntSchedule
 from caddie.errors import UserError
 from caddie.model.context import Context
@@ -38,44 +38,6 @@ class GroupedQueryAttention(Attention):
 
     Grouped queries (GQA): arXiv 2305.13245; QK norm: arXiv 2010.04245; rotary positions (RoPE): arXiv 2104.09864.
     """
-
-    techniques = known(
-        key_value_heads=Technique(
-            "Half the key and value weights.", "arXiv 2305.13245; openai/parameter-golf, all: 8 heads on 4"
-        ),
-        query_gain=Technique(
-            "With normed queries and keys the gain bounds how sharply a head may look.",
-            "arXiv 2010.04245; openai/parameter-golf: 1.5 at first, 1.7 public system 001, 4 or 5 from #1218 on, "
-            "5.25 L3",
-            "4 for 1.5: -0.0039 on one RTX 5090 (#1125)",
-        ),
-        fused=Technique(
-            "One product instead of three.",
-            "openai/parameter-golf, the ternary record; public system 000 tried it",
-            "3 to 17 % slower under torch.compile with 8 heads on 4 (public system 000)",
-        ),
-        window=Technique(
-            "Near context is enough for early layers, and costs less.",
-            "Longformer, arXiv 2004.05150; modded-nanogpt",
-            "not in a record",
-        ),
-        scope=Technique(
-            "A document is not disturbed by the one before it in the row.",
-            "openai/parameter-golf, 2026-04-10_VarLenAttn to the record at 1.0611",
-            "2 % faster and about -0.001 nats (#1530); scored alone -0.011 on the baseline (LoRA_TTT)",
-        ),
-        xsa=Technique(
-            "A head brings what other positions say, since the stream holds the position's own value anyway.",
-            "openai/parameter-golf #265; in all layers #1019 and after; public systems 000 (11), 001 (last 2), "
-            "002 (last 4)",
-            "all layers for four: -0.0016 (#609), -0.002 (#478), -0.0018 (#1125), +0.014 at 100 s (public system 000)",
-        ),
-        xsa_gate=Technique(
-            "Heads choose how much of their own value they leave out.",
-            "modded-nanogpt #264; openai/parameter-golf #2018, #2118, #2124",
-            "30 of 1,440 steps (modded-nanogpt #264); nothing above 0.001 on the records' stack",
-        ),
-    )
 
     heads: Annotated[int, Range(1, 1024)] = 8
     """Query heads; the width is divided among them."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Technique, known
+from caddie.config import Config
 from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.context import Context
 from caddie.model.input_mix import ResidualMix, StreamMix
@@ -15,14 +15,6 @@ from caddie.model.parameters import Constant, Part
 
 class Block(Config):
     """Transformer block: input mixed in, then attention and MLP, each on the normed stream and scaled per channel."""
-
-    techniques = known(
-        parallel=Technique(
-            "Attention and MLP need not wait for each other, and quantization hurts less.",
-            "GPT-J; openai/parameter-golf #1412 and #1493 (layers 7 to 10)",
-            "before quantization equal, the gap smaller on all three seeds (#1412)",
-        )
-    )
 
     residual_mix: ResidualMix | None = StreamMix()
     """Mix of the embedded input into the stream, or none."""

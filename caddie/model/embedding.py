@@ -7,7 +7,7 @@ from abc import abstractmethod
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Channels, Config, Technique, known
+from caddie.config import Channels, Config
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.ngrams import HashedNGrams, NGramTable
@@ -26,31 +26,6 @@ class Embedding(Config):
 
 class TokenEmbedding(Embedding):
     """Table with a row for each id, normed. Small initial values keep the first logits of a tied head near zero."""
-
-    techniques = known(
-        initial=Technique(
-            "`Overtone` starts the table with a falling spectrum.",
-            "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
-            "in a bundle only",
-        ),
-        dims=Technique(
-            "A large vocabulary at a fraction of its parameters.",
-            "ALBERT, arXiv 1909.11942; openai/parameter-golf, the ternary record (254 of 768)",
-            "frees 4 MB at 8,192 ids; at 1,024 ids +0.053 to +0.063 (#363)",
-        ),
-        bigrams=Technique(
-            "Pairs of tokens are known before the first layer.",
-            "arXiv 1709.03933; openai/parameter-golf, smeargate to #1204, public systems 000 and 002",
-            "1.1446 to 1.1426 with 10,240 rows (INT5), -0.0009 from 2,048 to 3,072 rows (#549); no gain at 8,192 ids",
-        ),
-        trigrams=Technique("The same for three tokens.", "openai/parameter-golf #609", "+0.002 to +0.0049 (#609)"),
-        smear=Technique(
-            "Each token carries a share of the one before.",
-            "modded-nanogpt; openai/parameter-golf, 2026-03-19_smeargate, public systems 000 and 002, the record "
-            "at 1.0611",
-            "in bundles only",
-        ),
-    )
 
     initial: Initial = Normal(std=0.005)
     """Initial values of the rows."""

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Count, NonNegative, Positive, known
+from caddie.config import Config, Count, NonNegative, Positive
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, Normal, Part
 
@@ -20,13 +20,6 @@ class HeadGate(Config):
 
 class DenseGate(HeadGate):
     """Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)."""
-
-    techniques = known(
-        "A head with nothing to say can be silent without attending to a sink.",
-        "arXiv 2505.06708; public system 000 (bias 4, weights 0); openai/parameter-golf, CaseOps_GatedAttn (no bias)",
-        "+0.0026 and 4 % slower (public system 000, #670); part of a bundle of -0.0064 (#1736); +0.0011 with "
-        "XSA (#609)",
-    )
 
     bias: float | None = 4.0
     """Initial b, which leaves heads at σ(4) = 0.98; none for no bias and heads at one half."""
@@ -43,12 +36,6 @@ class NarrowGate(HeadGate):
     Height 2, an identity at the start, is the records'.
     """
 
-    techniques = known(
-        "The gate at a fortieth of its parameters: twelve channels decide.",
-        "modded-nanogpt; openai/parameter-golf, 2026-04-16_SmearGate_AttentionOutputGate_ScoreFirstTTT",
-        "-0.0005 to -0.001 in a bundle, 1.5 % slower (#1667)",
-    )
-
     channels: Count = 12
     """Leading channels of the stream that decide."""
     height: Positive = 2.0
@@ -60,12 +47,6 @@ class NarrowGate(HeadGate):
 
 class SparseGate(HeadGate):
     """Sparse attention gate: σ(scale · W h[:channels]), W (heads, channels) initially 0, so heads start at one half."""
-
-    techniques = known(
-        "The narrow gate with a gentler slope; the scale of attention's output learns the missing factor of two.",
-        "openai/parameter-golf, 2026-04-23_SP8192_CaseOps_SparseGate (scale 1); the record at 1.0611 (scale 0.5)",
-        "in bundles only (#1787, #1855)",
-    )
 
     channels: Count = 12
     """Leading channels of the stream that decide."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from caddie.config import Config, Positive, Technique, known
+from caddie.config import Config, Positive
 from caddie.errors import UserError
 from caddie.model.embedding import TokenTable
 from caddie.model.linear import Delta, Linear, Product, adapted
@@ -17,21 +17,6 @@ from caddie.ops import SOFTCAPS, Softcap, asymmetric_softcap, cross_entropy, flo
 
 class Head(Config):
     """Socket: output head, stream to logits."""
-
-    techniques = known(
-        softcap=Technique(
-            "Logits stay bounded, so no single token can ruin a step.",
-            "arXiv 2408.00118; modded-nanogpt; openai/parameter-golf, all",
-            "20 for 30: -0.0005, 50: +0.0134 (#1125)",
-        ),
-        learned_caps=Technique(
-            "Likely and unlikely tokens may be bounded differently.",
-            "openai/parameter-golf #1923 and the records from 1.0594 to 1.0565, where the two caps never move",
-            "-0.0013 after adaptation, which cannot come from caps that do not move; rounding is the likely cause: "
-            "compiled, the branch rounds less (`bench/logit_precision.py`, `docs/metric.md`)",
-        ),
-        softcap_form=Technique("No transcendental function.", "openai/parameter-golf, the ternary record (cap 10)"),
-    )
 
     softcap: Positive | None = 30.0
     """Largest magnitude of the logits (logit softcapping), or none."""
@@ -122,8 +107,6 @@ class TiedHead(Head):
     If the table's rows are narrower than the stream, the head has a projection of its own before it.
     """
 
-    techniques = known("One table instead of two.", "arXiv 1608.05859; openai/parameter-golf, all", **Head.techniques)
-
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
         dims = embedding.weight.shape[1]
         projection = None if dims == width else Linear(width, dims, FanIn())
@@ -132,13 +115,6 @@ class TiedHead(Head):
 
 class UntiedHead(Head):
     """Head with a table of its own, initially zero, so that the first predictions are uniform."""
-
-    techniques = known(
-        "Reading and predicting need not share a table.",
-        "openai/parameter-golf, the baseline's switch, which no record uses",
-        "on a CPU 1.515 for 1.367 at equal time (this project's reference measurement)",
-        **Head.techniques,
-    )
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
         return HeadModule(self, vocabulary, table=Linear(width, vocabulary, Constant(value=0.0), role="head"))

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 
-from caddie.config import Config, known
+from caddie.config import Config
 from caddie.model.parameters import Initial, RowConstants
 
 
@@ -18,24 +18,12 @@ class ResidualMix(Config):
 class StreamMix(ResidualMix):
     """Start from the stream alone: a = 1, b = 0 (the contest's baseline)."""
 
-    techniques = known(
-        "Every layer can reach the token itself, however deep it stands.",
-        "modded-nanogpt; openai/parameter-golf, the baseline and all after it (`resid_mix`; public system 002's"
-        ' "layerwise residual mixing")',
-    )
-
     def initial(self, layer: int, depth: int) -> Initial:
         return RowConstants(values=(1.0, 0.0))
 
 
 class PhaseMix(ResidualMix):
     """Start from the input in early layers, from the stream in late ones: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
-
-    techniques = known(
-        "Early layers begin near the input, late ones near the stream.",
-        "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
-        "in a bundle only",
-    )
 
     def initial(self, layer: int, depth: int) -> Initial:
         """Return the phase of `layer` and its complement."""

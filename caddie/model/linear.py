@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from caddie.config import Channels, Config, Technique, known
+from caddie.config import Channels, Config
 from caddie.errors import UserError
 from caddie.model.parameters import Constant, FanIn, Initial, Overtone, Part, Role
 from caddie.ops import linear, matmul, rms_norm
@@ -83,14 +83,6 @@ class LinearMap(Config):
 class Dense(LinearMap):
     """Learned matrix. Matrices that write to the stream start at zero, so that a new layer is the identity."""
 
-    techniques = known(
-        initial=Technique(
-            "Orthogonal maps pass all directions on alike.",
-            "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all records after it",
-            "not isolated",
-        )
-    )
-
     initial: Initial = FanIn()
     """Initial values of matrices that read the stream."""
     normed: bool = False
@@ -109,12 +101,6 @@ class RandomMap(LinearMap):
 
     R is drawn from its name whenever the model is made, so it takes no bytes.
     """
-
-    techniques = known(
-        "Width that costs no bytes.",
-        "openai/parameter-golf #2058 (MLPs, rank 160), #1113 (all maps, rank 32); cf. arXiv 2104.08821, 1804.08838",
-        "1.1971 with MLPs alone (#2058), 1.3705 with all maps in 5.19 MB (#1113)",
-    )
 
     rank: Channels = 160
     """Rank of the learned part."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Config, Range, known
+from caddie.config import Config, Range
 from caddie.model.linear import Dense, LinearMap
 from caddie.model.parameters import Part
 from caddie.ops import squared
@@ -28,24 +28,12 @@ class MLP(Config):
 class ReluSquared(MLP):
     """ReLU²: W2 relu(W1 x)² (Primer, arXiv 2109.08668)."""
 
-    techniques = known(
-        "The cheapest activation that trains well.",
-        "arXiv 2109.08668; openai/parameter-golf, the baseline, public systems 001 to 004",
-        "-0.024 against relu (the ternary record)",
-    )
-
     def build(self, width: int) -> Part:
         return _Squared(self, width, 0.0)
 
 
 class LeakyReluSquared(MLP):
     """LeakyReLU²: W2 leaky_relu(W1 x)², u² above zero and (slope·u)² below."""
-
-    techniques = known(
-        "Negative inputs keep a gradient.",
-        "openai/parameter-golf, 2026-03-23_LeakyReLU_LegalTTT_ParallelMuon and all records after it; public system 000",
-        "-0.0021 (#549); slope 0.75 +0.0025 (#1125), 0.3 equal",
-    )
 
     slope: Annotated[float, Range(0.0, 1.0)] = 0.5
     """Slope below zero, before the square."""
@@ -56,12 +44,6 @@ class LeakyReluSquared(MLP):
 
 class SwiGLU(MLP):
     """SwiGLU: W2 (silu(W1 x) · W3 x) (arXiv 2002.05202)."""
-
-    techniques = known(
-        "Gated channels learn more per step, at three products for two.",
-        "arXiv 2002.05202; public system 003 tried it",
-        "-0.0041 at equal steps (#1125's study); a net loss at equal time, 45 % slower on 8 GPUs (public system 003)",
-    )
 
     def build(self, width: int) -> Part:
         return _SwiGLU(self, width)

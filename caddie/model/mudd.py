@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, known
+from caddie.config import Config, Count, NonNegative, Positive, Range
 from caddie.errors import UserError
 from caddie.model.block import Block, BlockModule
 from caddie.model.context import Context
@@ -68,19 +68,6 @@ class MUDD(DenseConnections):
     differ by the number format.
     """
 
-    techniques = known(
-        "Skips and the mix of the input are two of the many sums of earlier outputs; here each token chooses its own.",
-        "MUDDFormer, arXiv 2502.12170; openai/parameter-golf #1936, in place of `skips` and `residual_mix`",
-        "1.0810 to 1.0769 with test-time training, 1.0877 to 1.0845 before quantization, in a bundle with 8 key and "
-        "value heads and narrower MLPs, 4 % fewer steps (#1936, 3 seeds)",
-        values=Technique(
-            "Values need not be read from the stream that the residual carries on.",
-            "MUDDFormer, arXiv 2502.12170; openai/parameter-golf #1936",
-            "in a bundle only (#1936)",
-        ),
-        windows=Technique("A sum of fewer outputs costs less time.", "openai/parameter-golf #1936", "not isolated"),
-    )
-
     after: tuple[Pass, ...] = (2, 4, 6, 8, 10, 12, 15, 16)
     """Passes behind which outputs are mixed into the stream; the defaults are for 17 passes."""
     values: tuple[Pass, ...] = (12, 15)
@@ -131,15 +118,6 @@ class LastLayerMUDD(DenseConnections):
     on bigrams and each half of the value embeddings. Behind it they mix the embedded input, two outputs, the layer's
     input and value embeddings into the stream. W2 starts at zero, and b so that each coefficient has its constant.
     """
-
-    techniques = known(
-        "Dense connections of the last layer and the head alone cost little time.",
-        "modded-nanogpt #259",
-        "65 fewer of 1,480 steps (modded-nanogpt #259)",
-        backout=Technique(
-            "What early layers need for their own work is in the way of the prediction.", "modded-nanogpt #259"
-        ),
-    )
 
     hidden: Count = 64
     """Rows of W1, once for the coefficients before and in the layer and once for those behind it."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Channels, Config, Range, Technique, known
+from caddie.config import Channels, Config, Range
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
@@ -23,22 +23,6 @@ class HashedNGrams(Config):
     The rows start at zero, so projection and scale, which do not, get their first gradient at step 2; an n-gram that
     never occurs in training keeps adding nothing.
     """
-
-    techniques = known(
-        "Frequent runs of tokens are known without any layer's work.",
-        "hash embeddings, arXiv 1709.03933; openai/parameter-golf smeargate to #1204, public systems 000 and 002",
-        "in bundles only; +0.020 in the ternary record's model",
-        buckets=Technique(
-            "Fewer runs share a row.",
-            "openai/parameter-golf: 1,536 to 10,240",
-            "10,240 rows -0.002 (INT5); 8,192 for 4,096 +0.0001 (#375); 10,240 with layers that repeat 0 (#363)",
-        ),
-        signs=Technique(
-            "Runs that share a row are told apart, each reading it with signs of its own.",
-            "modded-nanogpt #299",
-            "with three times the rows at a quarter of their width 1.3 of 80 seconds less (modded-nanogpt #299)",
-        ),
-    )
 
     buckets: Annotated[int, Range(2, 1 << 24)] = 16_384
     """Number of rows; the last is for positions with too few tokens before them."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from caddie.config import Config, Positive, known
+from caddie.config import Config, Positive
 from caddie.ops import rms_norm
 
 
@@ -37,12 +37,6 @@ class RMSNorm(Norm):
 
 class DepthScaledNorm(Norm):
     """RMSNorm over the root of the layer's number, from 1: deep layers start with smaller inputs ("LN scale")."""
-
-    techniques = known(
-        "Deep layers write less at the start, as in The Curse of Depth.",
-        "arXiv 2502.05795; openai/parameter-golf #315, public systems 000 and 002, every record after it",
-        "-0.0023 together with partial rotary positions (#315)",
-    )
 
     def scale(self, layer: int) -> float:
         """Return 1/√(layer + 1), layers counted from 0."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Positive, Range, known
+from caddie.config import Config, Positive, Range
 from caddie.model.block import BlockModule
 from caddie.model.context import Context
 from caddie.model.parameters import Constant, Part
@@ -50,12 +50,6 @@ class RoutedStreams(ParallelStreams):
     rows for all layers, those before the first included, which nothing reads.
     """
 
-    techniques = known(
-        "Attention and MLP stop writing over each other; learned routes cross.",
-        "openai/parameter-golf #1204, #1529, #1855 (layers 8 to 10)",
-        "-0.0022 (#1204, one seed); forbidding the MLP to write to stream 0 was slightly worse",
-    )
-
     gain: Positive = 1.1
     """Initial r, the factor on the stream itself."""
     sequential: bool = False
@@ -70,12 +64,6 @@ class SeparateStreams(ParallelStreams):
 
     As in openai/parameter-golf #1334 and #1477. The embedded input is mixed into stream 0 alone.
     """
-
-    techniques = known(
-        "Two streams without routes.",
-        "openai/parameter-golf, 2026-04-08_SP8192_ParallelResid_ScoreFirstTTT (#1477, layers 7 to 10)",
-        "1.0828 to 1.0822, with test-time training in both",
-    )
 
     def build(self, depth: int) -> ParallelStreamsModule:
         return _SeparateStreams(self)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, NonNegative, Range, known
+from caddie.config import Config, NonNegative, Range
 from caddie.errors import UserError, suggest
 
 Role = Literal["embedding", "matrix", "gate", "scalar", "head"]
@@ -78,12 +78,6 @@ class FanInNormal(Initial):
 class Orthogonal(Initial):
     """Orthogonal rows, or columns if there are fewer, of length `gain` (arXiv 1312.6120)."""
 
-    techniques = known(
-        "All directions pass alike.",
-        "arXiv 1312.6120; openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd and all after it",
-        "in bundles only",
-    )
-
     gain: NonNegative = 1.0
     """Length of a row or column."""
 
@@ -94,12 +88,6 @@ class Orthogonal(Initial):
 
 class Overtone(Initial):
     """Normal values whose singular values are replaced: number k, from 1, becomes the largest over the root of k."""
-
-    techniques = known(
-        "A table starts with a spectrum like that of a trained one.",
-        "openai/parameter-golf, 2026-03-19_SlidingWindow_FP16Emb_10L_MuonWD_OvertoneInit",
-        "in a bundle only",
-    )
 
     std: NonNegative = 0.005
     """Standard deviation of the values before the spectrum is shaped."""

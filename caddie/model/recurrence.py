@@ -5,7 +5,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from caddie.config import Config, Range, Technique, known
+from caddie.config import Config, Range
 from caddie.config.schedules import IntSchedule, PiecewiseConstant, all_values
 from caddie.errors import UserError
 from caddie.model.parameters import Constant, Part
@@ -20,23 +20,6 @@ class Recurrence(Config):
     `passes` may change over the run. U-Net connections follow the order of the passes, so they change with it. All
     orders are warmed up before the clock starts. The packed model runs as at the end of the run.
     """
-
-    techniques = known(
-        "Depth without bytes: late in the run some layers run again.",
-        "arXiv 1807.03819; openai/parameter-golf #1204, #1285, #1394 (layers 4 and 5), #1493 to #1855 (3 to 5, from"
-        " 35 % of the time)",
-        "-0.002 to -0.003 (#1204, #1285); always on 1.1163 against 1.1153 (#1204); in all layers +0.025 (#363)",
-        embeddings=Technique(
-            "A layer can tell its passes apart.",
-            "arXiv 1807.03819; the universal transformer among the contest's non-records",
-            "not helpful but for tiny artifacts (#363)",
-        ),
-        own_mlps=Technique(
-            "Repeated layers differ where it costs little time, though it costs bytes.",
-            "openai/parameter-golf, 2026-03-31_ParallelResiduals_MiniDepthRecurrence",
-            "in a bundle only; the next record shared them again (#1285)",
-        ),
-    )
 
     first: Annotated[int, Range(0, 1023)] = 3
     """First repeated layer."""

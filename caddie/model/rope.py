@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Count, Positive, Range, Technique, known
+from caddie.config import Config, Count, Positive, Range
 from caddie.errors import UserError
 
 Dims = Annotated[int, Range(2, 1 << 16)]
@@ -54,15 +54,6 @@ def _powers(base: float, dims: int, device: torch.device, dtype: torch.dtype) ->
 class PlainRoPE(RoPE):
     """RoPE: pair i rotates by base^(-2i/dims) per position (RoFormer, arXiv 2104.09864)."""
 
-    techniques = known(
-        dims=Technique(
-            "Channels that do not turn can match content at any distance.",
-            "openai/parameter-golf #315 (16 of 64), public system 001 (32), public system 002 (16)",
-            "-0.0023 together with depth-scaled norms (#315)",
-        ),
-        base=Technique("The reach of the slowest channels.", "arXiv 2104.09864", "base 1,000: +0.0148 (#1125)"),
-    )
-
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         return _powers(self.base, dims, device, dtype)
 
@@ -73,13 +64,6 @@ class NTKRoPE(RoPE):
     In public system 002 and the record ARG rows of 2,048 are trained with a native length of 1,024, so the base is 2.21
     times as large in training too (bloc97, 2023).
     """
-
-    techniques = known(
-        "Longer rows than those of training, without channels that turn further than ever before.",
-        "bloc97, 2023 (NTK-aware scaling); openai/parameter-golf, public system 002 and ARG, where it acts "
-        "in training too",
-        "1,408 for 1,024: -0.007 claimed (WarmdownQuantization); beyond about 1.4 times it fails",
-    )
 
     native_length: Count = 1024
     """Row length for which the base is meant."""
@@ -99,12 +83,6 @@ class YaRNRoPE(RoPE):
     The ramp is that of openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon: 0 for the first
     quarter of the pairs, then linear to 1. YaRN's factor on the logits is left to the gain of the queries.
     """
-
-    techniques = known(
-        "Longer rows, while fast channels keep telling near positions apart.",
-        "arXiv 2309.00071; openai/parameter-golf, the ternary record (base 5,000, 2,048 for 1,024)",
-        "not isolated there; records that name it otherwise have it switched off",
-    )
 
     native_length: Count = 1024
     """Row length for which the frequencies are meant."""

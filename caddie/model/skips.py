@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from caddie.config import Config, known
+from caddie.config import Config
 from caddie.model.parameters import Constant, Part
 
 
@@ -24,23 +24,12 @@ class Skips(Config):
 class UNet(Skips):
     """U-Net: x ← x + w·saved, w by channel, initially 1 (arXiv 1505.04597, as in the contest's baseline)."""
 
-    techniques = known(
-        "Late layers see what early ones saw.",
-        "arXiv 1505.04597; modded-nanogpt; openai/parameter-golf, the baseline and all after it",
-    )
-
     def build(self, count: int, width: int) -> Part:
         return _UNet(count, width, gated=False)
 
 
 class GatedUNet(Skips):
     """Gated U-Net: x ← σ(γ)·x + (1 - σ(γ))·w·saved, γ by channel, initially 0, so the two start half and half."""
-
-    techniques = known(
-        "A channel chooses between the stream and what was saved, instead of adding both.",
-        "openai/parameter-golf #1204, #1218 and all records after it",
-        "in bundles only",
-    )
 
     def build(self, count: int, width: int) -> Part:
         return _UNet(count, width, gated=True)

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from caddie.config import Config, known
+from caddie.config import Config
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, Part
@@ -29,12 +29,6 @@ class ChannelSmear(Smear):
     In the records it also mixes across documents.
     """
 
-    techniques = known(
-        "Each token carries a share of the one before, by channel, before the first layer.",
-        "openai/parameter-golf, 2026-03-19_smeargate_orthoinit_muonwd to #1204, public systems 000 and 002",
-        "in bundles only; none from 4,096 ids on",
-    )
-
     def build(self, width: int) -> Part:
         return _ChannelSmear(width)
 
@@ -44,12 +38,6 @@ class TokenSmear(Smear):
 
     w gets its first gradient at step 2.
     """
-
-    techniques = known(
-        "The token itself decides how much of the one before it needs.",
-        "modded-nanogpt; openai/parameter-golf #1667, where it never learned, #1851 and the record at 1.0611",
-        "in bundles only; smearing across documents seemed to gain 0.0025, a leak (#1797)",
-    )
 
     def build(self, width: int) -> Part:
         return _TokenSmear(width)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Channels, Config, known
+from caddie.config import Channels, Config
 from caddie.model.context import Context
 from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
@@ -23,24 +23,12 @@ class ValueResidual(Config):
 class MixedValueResidual(ValueResidual):
     """Value residual v ← a·v₀ + b·v, both learned in each layer from ½ (openai/parameter-golf #670, ARG's flag)."""
 
-    techniques = known(
-        "The identity of tokens reaches deep layers.",
-        "arXiv 2410.17897; public system 000 (#670)",
-        "+0.0008 (#670), +0.0012 (#609), +0.14 with looped layers (#363): off by default",
-    )
-
     def build(self) -> Part:
         return _MixedValues()
 
 
 class GatedValueResidual(ValueResidual):
     """Value residual v ← v + σ(α)·v₀, α learned in each layer from 0 (openai/parameter-golf #569)."""
-
-    techniques = known(
-        "The same, the layer's own values left whole.",
-        "arXiv 2410.17897; openai/parameter-golf #569",
-        "+0.0020 with trigrams (#609)",
-    )
 
     def build(self) -> Part:
         return _GatedValues()
@@ -67,13 +55,6 @@ class _GatedValues(Part):
 
 class ValueEmbedding(Config):
     """Value embedding: a second token table added to the values of some layers, v ← v + c_l · s · P U[token]."""
-
-    techniques = known(
-        "Late layers can fetch what a token is instead of carrying it through the stream.",
-        "modded-nanogpt; openai/parameter-golf #374 to #1334, public systems 000 and 002 (128 channels, "
-        "layers 9 and 10)",
-        "in bundles only; dropped where the vocabulary grew to 8,192 (#1394)",
-    )
 
     layers: tuple[int, ...] = (9, 10)
     """Layers whose values it is added to."""

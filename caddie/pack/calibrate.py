@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from caddie.config import Config, Count, NonNegative, known
+from caddie.config import Config, Count, NonNegative
 from caddie.data.loaders import ShuffledSequences
 from caddie.data.shards import Tokens
 from caddie.model import Cache, Linear, Model, TiedHead, UntiedHead
@@ -55,11 +55,6 @@ class TrainingText(CalibrationText):
 
 class SelfGenerated(CalibrationText):
     """Text sampled from the model, from a first token drawn from the whole vocabulary; no training text is read."""
-
-    techniques = known(
-        "Calibration after the clock, when the training text may no longer be read.",
-        "openai/parameter-golf, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
-    )
 
     sequences: Count = 64
     """Rows of all processes together; at least one batch for each is written."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import brotli
 import zstandard
 
-from caddie.config import Config, Range, known
+from caddie.config import Config, Range
 from caddie.errors import UserError
 
 _DICTIONARY_BYTES = 64 << 20  # largest dictionary of Lzma, that of its highest preset
@@ -48,12 +48,6 @@ class Stored(Codec):
 class Zlib(Codec):
     """Raw deflate (RFC 1951): quick, with the least overhead on a few bytes."""
 
-    techniques = known(
-        "Part of every Python; for int8 weights it was better than lzma.",
-        "openai/parameter-golf, the baseline; public system 003",
-        "lzma for zlib: a larger file (public system 003)",
-    )
-
     level: Annotated[int, Range(0, 9)] = 9
     """Effort, from 0 (none) to 9."""
 
@@ -66,11 +60,6 @@ class Zlib(Codec):
 
 class Lzma(Codec):
     """Raw LZMA2, the coder inside xz: it stores incompressible data, which LZMA1 would grow by 1.4 %."""
-
-    techniques = known(
-        "Quantized weights of 6 bits in bytes, to 99.7 % of their empirical entropy.",
-        "openai/parameter-golf #609, 2026-03-23_LeakyReLU_LegalTTT_ParallelMuon (#549)",
-    )
 
     preset: Annotated[int, Range(0, 9)] = 9
     """Effort, from 0 to 9."""
@@ -87,11 +76,6 @@ class Lzma(Codec):
 
 class Zstd(Codec):
     """Zstandard (RFC 8878), its frames without the magic number."""
-
-    techniques = known(
-        "Smaller than zlib for weights of 6 bits that lie in bytes.",
-        "openai/parameter-golf, the five-bit record and public system 002",
-    )
 
     level: Annotated[int, Range(1, 22)] = 22
     """Effort, from 1 to 22."""
@@ -120,12 +104,6 @@ class Zstd(Codec):
 
 class Brotli(Codec):
     """Brotli (RFC 7932), the best on short text."""
-
-    techniques = known(
-        "The last byte codec of the records, behind the shuffle of bytes by `Packed`.",
-        "openai/parameter-golf #1218, 2026-04-01_Vocab4096_MLPMult4_WD085",
-        "5.9 % smaller than lzma on the weights of one fork",
-    )
 
     quality: Annotated[int, Range(0, 11)] = 11
     """Effort, from 0 to 11."""

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from caddie.config import Config, known
+from caddie.config import Config
 from caddie.errors import UserError
 from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.quantize import Arrays, Quantizer, Rows
@@ -50,11 +50,6 @@ class FillCap(Fit):
     A file stays smaller where the next byte would buy nothing: its predicted loss is below a billionth of a nat.
     """
 
-    techniques = known(
-        "No byte is left over, and none is missing.",
-        "openai/parameter-golf tunes clips by hand (SDClip and after); one multiplier as in rate-distortion theory",
-    )
-
     def check(self, quantizers: Iterable[Quantizer]) -> None:
         """Raise `UserError` if no quantizer has steps to choose."""
         if all(quantizer.coarser(2.0) == quantizer for quantizer in quantizers):
@@ -88,12 +83,6 @@ class PruneOnes(Fit):
 
     The others stay as they are, and a file that fits is left alone.
     """
-
-    techniques = known(
-        "The last kilobytes over the cap cost least where steps are small.",
-        "openai/parameter-golf #609, 2026-03-25_ValCalib_GPTQ_XSA_BigramHash3072",
-        "below 10 % of the weights nothing, 28 to 37 % 0.004 to 0.005 bits per byte (#670)",
-    )
 
     def check(self, quantizers: Iterable[Quantizer]) -> None:
         """Raise `UserError` if no quantizer has integers to prune."""

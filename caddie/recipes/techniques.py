@@ -1,7 +1,8 @@
 """Everything known of each technique: purpose, settings, source, effect elsewhere and here.
 
-Sockets and variants are found by walking the settings of a recipe, and read from their classes. Effects measured here
-stand in `measured.json` beside this file, by name, as settings of `Measurement`.
+Sockets and variants are found by walking the settings of a recipe. Settings and what they do are read from the classes;
+purpose, source and effects that others measured stand in `techniques.txt` beside this file, effects measured here in
+`measured.json`, by name, as settings of `Measurement`. So the code that an artifact carries holds none of it.
 """
 
 import dataclasses
@@ -11,11 +12,12 @@ import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from caddie.config import Config, Count, Range, Technique, field_types, show
+from caddie.config import Config, Count, Range, field_types, show
 from caddie.config import variants as variants_of
 from caddie.config.field_docs import descriptions
 from caddie.config.hints import setting_called
@@ -26,6 +28,17 @@ from caddie.recipes.recipe import Recipe
 
 NOT_MEASURED = "not measured"
 """Text for a technique without an entry in `measured.json`."""
+
+
+class Facts(NamedTuple):
+    """Facts about a class or one of its settings that its docstring does not state."""
+
+    why: str
+    """Its purpose, in one sentence."""
+    source: str
+    """Paper or record."""
+    elsewhere: str = ""
+    """Effects that others measured, in bits per byte unless said; minus is better."""
 
 
 class Measurement(Config):
@@ -142,6 +155,20 @@ def sockets() -> list[Socket]:
     ]
 
 
+@cache
+def table() -> dict[str, Facts]:
+    """Return the lines of `techniques.txt` by name: `Class` or `Class.setting`."""
+    lines = Path(__file__).with_name("techniques.txt").read_text(encoding="utf-8").splitlines()
+    split = (line.split(" | ") for line in lines if not line.startswith("#"))
+    return {name: Facts(*facts) for name, *facts in split}
+
+
+def facts_of(cls: type[Config], setting: str = "") -> Facts:
+    """Return the facts about a class or its setting, or those about the base that it has them from; empty if none."""
+    names = (f"{base.__name__}.{setting}" if setting else base.__name__ for base in cls.__mro__)
+    return next((table()[name] for name in names if name in table()), Facts("", ""))
+
+
 def measurements() -> Measured:
     """Return the effects measured here, by the name of the technique."""
     text = Path(__file__).with_name("measured.json").read_text(encoding="utf-8")
@@ -227,7 +254,7 @@ def _socket(cls: type[Config], paths: tuple[str, ...], base: set[str], measured:
             "name": name,
             "what": _paragraph(text),
             "term": next((words[key] for key in map(simple, called) if key in words), None),
-            **of.techniques.get(setting, Technique("", ""))._asdict(),
+            **facts_of(of, setting)._asdict(),
             "here": "; ".join(map(str, measured.get(name, [NOT_MEASURED]))),
         }
 
@@ -255,7 +282,7 @@ def _socket(cls: type[Config], paths: tuple[str, ...], base: set[str], measured:
                 [
                     name
                     for name in field_types(variant)
-                    if name not in shared or variant.techniques.get(name) != cls.techniques.get(name)
+                    if name not in shared or facts_of(variant, name) != facts_of(cls, name)
                 ],
             ),
         )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Fraction, NonNegative, Range, known
+from caddie.config import Config, Fraction, NonNegative, Range
 from caddie.model import Cache
 from caddie.runtime.distributed import Ranks
 from caddie.score.scorer import Layout, Positions, ScoredPrefix, Scorer, ScoringBatch, Step
@@ -35,12 +35,6 @@ class NGramTilt(Config):
     scorer's steps. The records count in the order of the file while documents are scored by length, so that a hint may
     come from a document that is scored later. Contexts are the last order - 1 ids, also across documents.
     """
-
-    techniques = known(
-        "Text that repeats itself verbatim is known better by its own history than by the model.",
-        "openai/parameter-golf #1514, #1145, the record at 1.0565 (#2135)",
-        "-0.0005 to -0.001 in bundles (#2135, #2140)",
-    )
 
     order: Annotated[int, Range(2, len(_FACTORS))] = 16
     """Length of the n-gram: the context and the token."""

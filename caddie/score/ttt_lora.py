@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, known
+from caddie.config import Config, Count, NonNegative, Positive, Range
 from caddie.errors import UserError
 from caddie.model import BlockModule, Cache, Linear, LowRankDelta, Model
 from caddie.model.parameters import named_generator
@@ -28,12 +28,6 @@ _MOST_NUMBERS = 1 << 29  # of all adapters together
 
 class GlobalSGD(Config):
     """Train all weights on the scored documents, between groups of documents (records PH1, PH3, TOP)."""
-
-    techniques = known(
-        "All weights learn the features that many documents share.",
-        "openai/parameter-golf, PhasingTTT2000 and MultiPhaseGlobalSGD_PhasedTTT",
-        "one phase -0.0006; three for one -0.0008; six and more too many",
-    )
 
     documents: Count = 2500
     """Scored documents after which the last phase takes place."""
@@ -57,17 +51,6 @@ class DocumentLoRA(TestTimeTraining):
     its own adapters, and do not affect each other. A layer that runs several times in a forward has separate adapters
     for each run. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
     """
-
-    techniques = known(
-        "Each document adapts a small part of the model, and nothing leaks into the next document.",
-        "arXiv 2106.09685; openai/parameter-golf, LoRA_TTT, VarLenAttn, the record at 1.0611",
-        "-0.003 (LoRA_TTT); -0.0127 with phases against documents scored alone (the record at 1.0611)",
-        warm_start=Technique(
-            "New documents start from first factors that others have trained.",
-            "openai/parameter-golf #1767",
-            "-0.0004 with alpha 144 and a larger weight decay (#1767)",
-        ),
-    )
 
     rank: Annotated[int, Range(1, 1024)] = 80
     """Rank of every adapter."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Fraction, NonNegative, Positive, Range, known
+from caddie.config import Config, Fraction, NonNegative, Positive, Range
 from caddie.errors import UserError
 from caddie.model import Cache, Model
 from caddie.runtime.distributed import Ranks
@@ -121,12 +121,6 @@ class ChunkSGD(TestTimeTraining):
 
     The contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
     """
-
-    techniques = known(
-        "The model adapts to the text that it is scored on, by tokens that have been scored.",
-        "openai/parameter-golf #1017 (the rule), LeakyReLU_LegalTTT_ParallelMuon, L3",
-        "-0.0017 to -0.0025 in the records; +0.0006 at best in 22 variants (public system 000)",
-    )
 
     chunk_tokens: Tokens = 32_768
     """Predictions between two updates."""

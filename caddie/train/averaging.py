@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Fraction, Positive, Range, known
+from caddie.config import Config, Fraction, Positive, Range
 from caddie.config.schedules import TrainProgress
 
 
@@ -56,12 +56,6 @@ class EMA(Averaging):
     steps; `ProgressEMA` suits any (Polyak and Juditsky 1992).
     """
 
-    techniques = known(
-        "The mean of the last steps is better than any of them.",
-        "Polyak and Juditsky 1992; openai/parameter-golf #287 on (0.997), L3 on (0.9965), public system 002",
-        "-0.003 for SWA (#375); too long a memory hurts: +0.007 at 1,830 steps (a fork of #670), +0.077 at 850 (#1125)",
-    )
-
     decay: Fraction = 0.997
     """Weight of the past in each step."""
 
@@ -76,12 +70,6 @@ class ProgressEMA(Averaging):
     equal steps this is `EMA` of decay exp(-1/(n·fraction)). The best decays known remember 4 to 8 % of the steps (#2005
     for short runs).
     """
-
-    techniques = known(
-        "The same memory on a laptop and on eight GPUs.",
-        "openai/parameter-golf #2005 for the length in short runs; counting progress is this project's",
-        "as EMA in 1,000 to 3,000 steps: decay 0.990 -0.0117, 0.995 -0.006 (#2005)",
-    )
 
     fraction: Annotated[float, Range(1e-6, 1.0)] = 0.05
     """Fraction of the budget that the average remembers."""
@@ -103,14 +91,6 @@ class SWA(Averaging):
     the last ones, so this is also the mean of the last k checkpoints (LAWA, Kaddour 2022) without k copies: `snapshots`
     = k, `fraction` = k times their distance. If steps are longer than the distance, each step is a snapshot.
     """
-
-    techniques = known(
-        "A plain mean of late snapshots, which need no decay.",
-        "arXiv 1803.05407; LAWA, arXiv 2209.14981; openai/parameter-golf, "
-        "2026-03-20_Int6_MLP3x_SmearGate_BigramHash_MuonWD_SWA, INT5",
-        "-0.0006 over the last 40 % of the warm-down (INT5); from too early on +0.037 (#1125); LAWA "
-        "+0.0024 (a fork of #670)",
-    )
 
     fraction: Annotated[float, Range(1e-6, 1.0)] = 0.2
     """Fraction of the budget, at its end, that is averaged."""
@@ -145,12 +125,6 @@ class TailEMA(Averaging):
     e starts at the weights at progress `begin`, then e ← e + (w - e)/steps after every step. The embedding is averaged
     too, which its source leaves out.
     """
-
-    techniques = known(
-        "Most of the average is of the end, and the end itself keeps a say.",
-        "modded-nanogpt, track 3, #325: the last 300 of 2,700 steps, length 150, share 0.6",
-        "41 of 2,745 steps (#325)",
-    )
 
     begin: Fraction = 0.89
     """Progress at which the average starts; before it, it is the latest weights."""

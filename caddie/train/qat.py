@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Range, known
+from caddie.config import Config, Range
 from caddie.config.schedules import Number, NumberRange, Ramp, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.model.linear import Linear
@@ -65,12 +65,6 @@ class View:
 class StraightThrough(QAT):
     """Straight-through estimator (STE): rounded weights forward, the identity backward (arXiv 1308.3432)."""
 
-    techniques = known(
-        "Weights settle where rounding does them little harm.",
-        "arXiv 1308.3432 and 1712.05877; openai/parameter-golf #374 and #1559, late in the run",
-        "-0.01 for late over early (#1559, its author's estimate); whole run +0.005 (#375); about 0 beside GPTQ",
-    )
-
     def quantized(self, weight: Tensor, view: View) -> Tensor:
         """Return W plus the rounding error as a constant."""
         plain = weight.detach()
@@ -79,12 +73,6 @@ class StraightThrough(QAT):
 
 class SoftRound(QAT):
     """Soft rounding: a smooth step function that grows sharper over the run, with its gradient (arXiv 2006.09952)."""
-
-    techniques = known(
-        "A gradient that knows of the rounding draws weights toward the levels.",
-        "arXiv 2006.09952; openai/parameter-golf #670, #589",
-        "-0.0002, less than the noise between seeds; 500 steps were thought too few (#670)",
-    )
 
     sharpness: Annotated[Number, Range(0.01, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
     """Sharpness α of `soft_round`; never below 0.01, where the function is a straight line already."""
@@ -113,12 +101,6 @@ class Noisy(QAT):
 
     The noise is a function of the step of the run, the weight and its index, so runs repeat.
     """
-
-    techniques = known(
-        "Weights learn to bear errors as large as those of rounding, whichever way they fall.",
-        "arXiv 1611.01704, 2004.07320, 2104.09987; openai/parameter-golf #363",
-        "errors that repeated layers amplify fall from 0.37 to 0.002 (#363)",
-    )
 
     def quantized(self, weight: Tensor, view: View) -> Tensor:
         noisy = self.quantizer.fake(weight, lambda y: y + noise(y.detach(), view.step))

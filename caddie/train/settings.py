@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Literal
 
-from caddie.config import Config, Count, NonNegative, Positive, Range, Technique, known
+from caddie.config import Config, Count, NonNegative, Positive, Range
 from caddie.config.schedules import (
     Budget,
     IntSchedule,
@@ -28,39 +28,6 @@ from caddie.train.qat import QAT
 
 class Train(Config):
     """Settings of training."""
-
-    techniques = known(
-        batch_tokens=Technique(
-            "Large batches for long runs, more steps for short ones.",
-            "openai/parameter-golf: 524,288, and 786,432 from #162 on; 262,144 in public system 002",
-            "786,432 for 524,288 -0.004, 1 M +0.003 (#375, #670); half as many -0.016 on one RTX 5090",
-        ),
-        sequence_length=Technique(
-            "Longer rows, longer memory.",
-            "openai/parameter-golf, LongContextSeq2048, TrainingOptSeq4096; public systems 001 and 002",
-            "2,048 for 1,024 -0.022, 4,096 -0.0044 more (8 GPUs); 4,096 +0.025 on one RTX 5090 (#1125)",
-        ),
-        clip_norm=Technique(
-            "No single batch can throw the weights far.",
-            "arXiv 1211.5063; openai/parameter-golf: 0.3 from Seq2048_FP16Emb_TunedLR on",
-            "not isolated",
-        ),
-        z_loss=Technique(
-            "Logits do not drift, which low precision would punish.",
-            "PaLM, arXiv 2204.02311; openai/parameter-golf, the ternary record (1e-4)",
-            "not isolated",
-        ),
-        prefix_loss=Technique(
-            "A token that begins with the likely one is a smaller mistake than any other.",
-            "modded-nanogpt #337: 0.25 in the first third, to 0 in the second, 0 after",
-            "15 of 1,390 steps (#337)",
-        ),
-        float8=Technique(
-            "Where a GPU has products of eight-bit floats, they are twice as fast as bfloat16's.",
-            "arXiv 2209.05433; modded-nanogpt, the head and the MLPs",
-            "90 ms a step for 89 at width 512 (#670), where products wait for memory",
-        ),
-    )
 
     seconds: Annotated[float, Range(0.01, 1e8)] | None = None
     """Wall-clock budget. With `steps` set too, whichever runs out first ends the run."""

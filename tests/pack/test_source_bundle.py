@@ -106,6 +106,7 @@ def alone(folder: Path, artifact: Path, out: Path) -> None:
 FRESH = f"""
 import json, sys
 from pathlib import Path
+from typing import Any
 
 {inspect.getsource(told)}
 

@@ -91,7 +91,7 @@ def test_every_socket_and_everything_known_is_found() -> None:
         if inspect.isabstract(cls) and variants(cls) and not studied:
             assert known[cls.__name__] == set(variants(cls))
     shown = {name for names in known.values() for name in names}
-    assert {cls.__name__ for cls in configs() if cls.techniques} <= shown | set(known)
+    assert {name.partition(".")[0] for name in techniques.table()} <= shown | set(known)
 
 
 def test_sockets_come_in_the_order_of_a_recipe_with_their_places() -> None:
@@ -128,9 +128,14 @@ def test_every_part_of_model_and_training_says_why_and_whence(socket: techniques
             assert entry.what, f"{entry.name}: what"
 
 
-def test_nothing_is_told_of_settings_that_do_not_exist() -> None:
-    for cls in configs():
-        assert set(cls.techniques) - {""} <= set(field_types(cls)), cls.__name__
+def test_every_line_of_facts_is_about_a_class_or_setting_and_stands_once() -> None:
+    lines = (Path(techniques.__file__).with_name("techniques.txt")).read_text().splitlines()
+    assert len(techniques.table()) == len([line for line in lines if not line.startswith("#")])
+    named = {cls.__name__: cls for cls in configs()}
+    for name, facts in techniques.table().items():
+        cls, _, setting = name.partition(".")
+        assert not setting or setting in field_types(named[cls]), name
+        assert facts not in [techniques.facts_of(base, setting) for base in named[cls].__mro__[1:]], f"{name}: inherited"
 
 
 @pytest.mark.parametrize(
@@ -463,12 +468,13 @@ def follow(folder: Path, commands: list[str], small: list[str]) -> None:
 
 
 @pytest.mark.long
-def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None:
+def test_following_the_page_adds_a_technique_with_a_class_and_a_line(tmp_path: Path) -> None:
     text = WALK.read_text()
     (file,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (source,) = re.findall(
         r"^class SignedGate.*?(?=\n\n\ngate = )", file, flags=re.DOTALL | re.MULTILINE
     )  # the two classes
+    (facts,) = re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL)
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
     ours = f"UPDATE_GOLDEN=1 pytest tests/recipes/{Path(__file__).name} -k up_to_date"
@@ -483,7 +489,10 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     with (package / "model" / "gates.py").open("a") as file:
         file.write(f"\n\n{source}")
-    assert differing(dircmp(ROOT / "caddie", package, ignore=["__pycache__"])) == ["gates.py"]
+    with (package / "recipes" / "techniques.txt").open("a") as file:
+        file.write(facts)
+    changed = differing(dircmp(ROOT / "caddie", package, ignore=["__pycache__"]))
+    assert sorted(changed) == ["gates.py", "techniques.txt"]
 
     (tmp_path / "text.txt").write_text(
         "\n\n".join(f"Paragraph {number}: {'some words ' * 30}" for number in range(300))
@@ -498,6 +507,7 @@ def test_following_the_page_adds_a_technique_in_one_file(tmp_path: Path) -> None
     assert list(parts) == commands
     told = [parts[command] for command in commands]
     assert "\n#### SignedGate\n\n1 + W h[:channels]" in told[0]
+    assert "- why: A head can take back what another wrote, and its gate never saturates." in told[0]
     assert re.search(r"[^0]\d* passed", told[1])
     assert "shipped moved blocks.0.attention.gate.map.weight blocks.1.attention.gate.map.weight" in told[2]
     assert told[3].endswith("base moved\n")

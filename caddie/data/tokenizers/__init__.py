@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from caddie.config import Count, known
+from caddie.config import Count
 from caddie.data.tokenizers import bpe, caseops
 from caddie.data.tokenizers.library_files import HuggingFaceFile, HuggingFaceTokenizer, TiktokenFile, TiktokenTokenizer
 from caddie.data.tokenizers.tokenizer import MARK, ByteTable, Ids, Sample, TextTokenizer, Tokenizer, TokenizerSource
@@ -225,12 +225,6 @@ class CaseOps(TokenizerSource):
 
     The model is trained on text with marks, each a piece of its own; a model file should have been, too (#1729).
     """
-
-    techniques = known(
-        "A word has the same pieces in small letters, in capitals and at the start of a sentence.",
-        "openai/parameter-golf #1729, 2026-04-18_PR1626_CaseOps_Taper",
-        "-0.0041 with a taper of the weight decay (#1729), for 18 % more tokens",
-    )
 
     of: SentencePieceSource = SentencePieceBPE()
     """Source of the SentencePiece model."""

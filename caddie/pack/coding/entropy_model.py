@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caddie.config import known
 from caddie.pack.codecs import Brotli
 from caddie.pack.coding import priors
 from caddie.pack.coding.array_codec import CHECKSUM_BITS, ENTROPY_MODEL, Array, ArrayCodec, Shape, checksum, damaged
@@ -63,11 +62,6 @@ class EntropyModel(ArrayCodec):
 
     Floating-point numbers and integers of 64 bits are written by `Packed`. One damaged stream in 2^24 is not noticed.
     """
-
-    techniques = known(
-        "codes quantized weights at the entropy of a model of row and column scales, with nothing sent beside",
-        "adaptive arithmetic coding: Witten, Neal and Cleary, CACM 30(6), 1987",
-    )
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the stream with settings by trial (`_best`), or with those of `like`."""

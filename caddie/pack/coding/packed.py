@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from caddie.config import Technique, known
 from caddie.errors import UserError
 from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding.array_codec import CHECKSUM_BITS, PACKED, Array, ArrayCodec, Shape, checked, checksum, damaged
@@ -31,19 +30,6 @@ class Packed(ArrayCodec):
     sort_rows: bool = False
     """Follow each row by the nearest of those that are left; the order is stored, 2 or 4 bytes a row. Takes time with
     the square of the rows."""
-
-    techniques = known(
-        "general compressors find that few integers are common, at 1 to 7 % above the entropy",
-        "https://github.com/openai/parameter-golf, the records up to 2026-03",
-        columns=Technique(
-            "the inputs of a matrix differ in scale more than its outputs do",
-            "the record of per-group lrzip, pull requests 1586 and 1667",
-        ),
-        sort_rows=Technique(
-            "similar rows stand together, for compressors that look back",
-            "the record of per-group lrzip, pull requests 1586 and 1667",
-        ),
-    )
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the bytes of the array, laid out and compressed."""

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import known
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, plain
 
 
@@ -36,11 +35,6 @@ class _Floats:
 class Float16(_Floats, Quantizer):
     """Half precision, for what is small or sensitive."""
 
-    techniques = known(
-        "A tied embedding is the head as well, and is hurt most by int8; gates and scales are too small to matter.",
-        "openai/parameter-golf, 2026-03-18_FP16Embed_WD3600 (public system 003)",
-        "quantization gap 0.007 to 0.0005 for 0.5 MB (public system 003)",
-    )
     _format, _stored = torch.float16, np.dtype("<f2")
 
 
@@ -53,11 +47,6 @@ class Float32(_Floats, Quantizer):
 class Float8(_Floats, Quantizer):
     """A byte with 4 bits of exponent and 3 of mantissa, up to 448 (E4M3, arXiv 2209.05433)."""
 
-    techniques = known(
-        "Half the bytes of half precision, and no steps to store.",
-        "arXiv 2209.05433; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8, for what is not ternary",
-        "0.002 for small matrices",
-    )
     _format, _stored = torch.float8_e4m3fn, np.dtype(np.uint8)
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:

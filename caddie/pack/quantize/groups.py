@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.config import Range, known
+from caddie.config import Range
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, as_rows, plain, rows_shape
 from caddie.pack.quantize.rows import half
 from caddie.pack.quantize.scales import LARGEST_STEP
@@ -20,12 +20,6 @@ _POWERS = 3 ** np.arange(_TRITS, dtype=np.uint8)  # of the digits in a byte, the
 
 class Ternary(Quantizer):
     """-1, 0 or 1 times the mean |weight| of each group of columns (arXiv 2402.17764)."""
-
-    techniques = known(
-        "1.6 bits a weight: more weights in the same file, if they are trained for it.",
-        "arXiv 2402.17764; openai/parameter-golf, 2026-03-24_74M_Ternary_UNet_FP8_10L_8192BPE_YaRN_NeoMuon",
-        "1.1570 with 64.9 million ternary parameters, the round trip 0.002",
-    )
 
     group: Annotated[int, Range(1, 65_536)] = 128
     """Columns with one step; rows are padded with zeros to whole groups. The zeros count in the mean, as in the record,
@@ -82,12 +76,6 @@ class Ternary(Quantizer):
 
 class Binary(Quantizer):
     """-1 or 1 times the mean |weight| of each group of columns (arXiv 1603.05279): one bit a weight."""
-
-    techniques = known(
-        "One bit a weight, if they are trained for it.",
-        "arXiv 1603.05279; CiprianFlorin-Ifrim/openai-parameter-golf-lab",
-        "1.1824 after ten minutes, 1.1239 after 50,000 steps",
-    )
 
     group: Annotated[int, Range(1, 65_536)] = 128
     """Columns with one step; the last group of a row may have fewer."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Range, known
+from caddie.config import Range
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Wrapper, as_rows, plain, rows_shape
@@ -22,12 +22,6 @@ class LowRank(Wrapper, Quantizer):
 
     A has the left singular vectors times the singular values, B the right ones.
     """
-
-    techniques = known(
-        "A few kilobytes take back the part of the rounding error that all rows share.",
-        "arXiv 2402.02446; openai/parameter-golf #1851, #1868, on the three matrices that err most",
-        "-0.002 in a bundle (#1851)",
-    )
 
     of: Quantizer = Gptq()
     """Quantizer of the weight itself."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Count, Range, known
+from caddie.config import Config, Count, Range
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, Wrapper, as_rows, plain
@@ -20,12 +20,6 @@ _FEWEST_NUMBERS = 65_536
 
 class Protected(Wrapper, Quantizer):
     """GPTQ with one group of columns at more bits; the error of each column goes on to those that follow as usual."""
-
-    techniques = known(
-        "The inputs that are largest multiply the rounding errors of their columns.",
-        "AWQ, arXiv 2306.00978; openai/parameter-golf #1908 and the records from 1.0594 to 1.0576",
-        "-0.0003 at equal steps for 77 kB (#1908)",
-    )
 
     of: Gptq = Gptq()
     """Rounding of the whole matrix, and the other columns' bits."""

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import known
 from caddie.errors import UserError
 from caddie.pack.quantize.low_rank import LARGEST, LowRank
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Quantizer, Rounding, Wrapper, plain
@@ -19,12 +18,6 @@ class Rotated(Wrapper, Quantizer):
     A block has as many columns as the largest power of two that divides their number. This is the part of QuIP
     (arXiv 2307.13304) and SpinQuant (arXiv 2405.16406) that touches no activation.
     """
-
-    techniques = known(
-        "Sums of many weights are similar in size, so that no row is ruled by its largest.",
-        "arXiv 2307.13304 and 2405.16406; openai/parameter-golf #670, #586, #609",
-        "-0.0002 and a larger file (#670, #609); without GPTQ the quantization gap 0.0084 for 0.0093 (#586)",
-    )
 
     of: Quantizer = Rows()
     """Quantizer of the rotated weight: not another Rotated, and LowRank goes around Rotated, not inside."""

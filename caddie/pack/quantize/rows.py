@@ -10,24 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import Range, Technique, known
+from caddie.config import Range
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, as_rows, plain, rows_shape
 from caddie.pack.quantize.scales import Grid, Percentile, Scale
 
 
 class Rows(Quantizer):
     """One step per row (per tensor for vectors): integer = round(weight / step)."""
-
-    techniques = known(
-        "Every row gets the step it needs.",
-        "openai/parameter-golf, the baseline (8 bits), 6 bits from MixedQuant_Int6Int8_SlidingWindow on",
-        "quantization gap: 8 bits 0.0004, 6 bits 0.006, 5 bits 0.012 (#375)",
-        packed=Technique(
-            "Without an entropy coder six bits for a weight are fewer than eight.",
-            "openai/parameter-golf #1559, mixed_int6_int8_per_row_v1",
-            "worse than one byte each with any coder behind it (#1510)",
-        ),
-    )
 
     bits: Annotated[int, Range(2, 8)] = 8
     """Width of an integer; the largest is 2^(bits - 1) - 1."""

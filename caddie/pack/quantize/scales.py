@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Fraction, Positive, Range, Technique, known
+from caddie.config import Config, Fraction, Positive, Range
 from caddie.errors import UserError
 from caddie.pack.quantize.quantizer import Calibration, Rounding
 
@@ -63,16 +63,6 @@ class Percentile(Scale):
     weights are small; the default floor follows the tensor's own largest step instead.
     """
 
-    techniques = known(
-        "The largest few of a row may be clipped for smaller steps.",
-        "openai/parameter-golf, 2026-03-17_NaiveBaseline",
-        floor=Technique(
-            "The scripts' floor holds the integers of rows with small weights small, and destroys an untrained model.",
-            "openai/parameter-golf, 2026-03-17_NaiveBaseline; here for the relative floor",
-            "1.3072 for 1.2417 after few steps with the scripts' floor, by a fork of #670",
-        ),
-    )
-
     fraction: Annotated[float, Range(0.5, 1.0)] = 0.9999984
     """Quantile of |weight| that maps to the largest integer; weights beyond it are clipped."""
     floor: Floor = "relative"
@@ -91,12 +81,6 @@ class BestPercentile(Scale):
 
     The records' scripts are `BestPercentile(floor="absolute")`.
     """
-
-    techniques = known(
-        "Clipping the largest few makes the steps of all others smaller.",
-        "openai/parameter-golf, 2026-03-22_11L_EMA_GPTQ-lite and #649",
-        "-0.0006 (the record that brought it)",
-    )
 
     fractions: tuple[Annotated[float, Range(0.5, 1.0)], ...] = (0.999, 0.9995, 0.9999, 0.99999, 1.0)
     """Quantiles to try."""
@@ -120,17 +104,6 @@ class SigmaClip(Scale):
     With k as large as in the records nothing is clipped. It is a uniform quantizer for an entropy coder, and doubling k
     costs about one bit for each weight.
     """
-
-    techniques = known(
-        "Where integers are entropy coded, the step decides how many bytes they take, not the largest of the row.",
-        "openai/parameter-golf, 2026-04-05_SP8192_GPTQ-Embeddings_SDClip_Loop45x2",
-        "in a bundle; 10 to 12 standard deviations for MLPs -0.00096",
-        importance=Technique(
-            "Rows that matter more could have wider clips.",
-            "openai/parameter-golf, 2026-04-06_SP8192_HessianSDClip_ProgressiveRecurrence",
-            "0.30 is worse than 0.175; the importance of rows differs from seed to seed (r = 0.12)",
-        ),
-    )
 
     k: Positive = 12.85
     """Standard deviations that map to the largest integer."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from caddie.config import NonNegative, Positive, known
+from caddie.config import NonNegative, Positive
 from caddie.pack.quantize.quantizer import Arrays, Layout, Quantizer, rows_shape
 from caddie.pack.quantize.waterfilling import RoundColumn, WaterfillingSteps, nearest
 
@@ -90,13 +90,6 @@ class Trellis(WaterfillingSteps, Quantizer):
     square of Gaussian values and more slowly where tails are heavy. Rows and columns of few bits are rounded to
     integers.
     """
-
-    techniques = known(
-        "Space-filling gain: errors fill a rounder cell than an interval.",
-        "Marcellin and Fischer 1990; entropy-coded: Fischer and Wang 1992; JPEG 2000 part 2; for language models QTIP,"
-        " arXiv 2406.11235",
-        "0.99 dB of 1.53 with 4 states, 1.09 with 8, 1.33 with 256 on a uniform source (Marcellin and Fischer)",
-    )
 
     step: Positive = 5e-4
     """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""

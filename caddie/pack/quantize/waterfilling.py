@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caddie.config import NonNegative, Positive, known
+from caddie.config import NonNegative, Positive
 from caddie.errors import UserError
 from caddie.pack.quantize.gptq import cholesky_upper
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, as_rows, plain, rows_shape
@@ -124,12 +124,6 @@ class Waterfilling(WaterfillingSteps, Quantizer):
     WaterSIC (arXiv 2603.04956), which has D alone. So one number decides how many bytes all matrices take together,
     and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
     """
-
-    techniques = known(
-        "Bits go where they lower the loss, between matrices, rows and columns.",
-        "arXiv 2603.04956 (columns), 2307.13304, 1503.05671",
-        "20 % less distortion of layers from the columns alone (this project's reference measurement)",
-    )
 
     step: Positive = 5e-4
     """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""

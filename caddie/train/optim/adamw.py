@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from caddie.config import Positive, Range, Technique, known
+from caddie.config import Positive, Range
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
@@ -18,19 +18,6 @@ Decay = Annotated[float, Range(0.0, 0.999999)]
 
 class AdamW(Optimizer):
     """AdamW: Adam with decoupled weight decay (arXiv 1412.6980, 1711.05101)."""
-
-    techniques = known(
-        "Each element has its own step; for embeddings, gains and gates, which Muon does not suit.",
-        "arXiv 1412.6980, 1711.05101; openai/parameter-golf, baseline",
-        beta2=Technique(
-            "A longer memory of the squared gradient.", "openai/parameter-golf, #1855: 0.99, and 0.95 before"
-        ),
-        weight_decay=Technique(
-            "Smaller weights compress better.",
-            "arXiv 1711.05101; openai/parameter-golf, #1218: 0.085 for the embedding, 0.02 for scalars",
-            "coupled to the gradient instead, on embeddings, +0.78 (#1125)",
-        ),
-    )
 
     beta1: Decay = 0.9
     """Decay of the running mean of the gradient."""

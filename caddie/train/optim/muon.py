@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Count, Fraction, NonNegative, Positive, Range, Technique, known
+from caddie.config import Count, Fraction, NonNegative, Positive, Range
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.ops import multiplied
 from caddie.runtime.distributed import Ranks
@@ -121,60 +121,6 @@ class Muon(Optimizer):
 
     Matrices of equal shape are one bank, orthogonalized as one batch; several ranks share each bank.
     """
-
-    techniques = known(
-        "Every direction of a matrix moves equally far, also those that few examples ask for.",
-        "Jordan et al., Muon: an optimizer for hidden layers (2024); openai/parameter-golf, baseline",
-        "rates .022 and .03 gave 1.0797 and 1.0795, .04 gave 1.0811 (#1560)",
-        momentum=Technique(
-            "A short memory at first, while the gradient turns quickly.",
-            "openai/parameter-golf, baseline: 0.85 to 0.95 in 500 steps; 0.92 to 0.97 in 1,500 from #1514 on",
-            ".97 instead of .99 -0.0005 (#1514); .99 in runs of 850 steps +0.0156 (#1125)",
-        ),
-        coefficients=Technique(
-            "Triples fitted to each iteration end nearer to orthogonal than one triple for all.",
-            "Polar Express, arXiv 2505.16932; openai/parameter-golf, #1344, #1787, #1855; Turbo-Muon, arXiv 2512.04632",
-            "one of four changes worth -0.0017 together (#1787); weights compress worse, +190 kB in a fork; Turbo-Muon"
-            " +0.002 of loss and about 1.5 of 137 s less (modded-nanogpt, 2025-11-11)",
-        ),
-        normalize_rows=Technique(
-            "Rows of equal length make the iterations start nearer to orthogonal.",
-            "MuonEq-R, arXiv 2603.28254; openai/parameter-golf, #1285 on, and NeoMuon of the ternary record",
-            "-0.001 (#1285)",
-        ),
-        beta2=Technique(
-            "Neurons whose updates stay short or long are evened out, as Adam does for elements.",
-            "NorMuon, arXiv 2510.05491",
-            "training 11 % more efficient than with Muon at 1.1 billion parameters (paper); in no record",
-        ),
-        weight_decay=Technique(
-            "Smaller weights compress better, which pays for a larger model.",
-            "arXiv 1711.05101; openai/parameter-golf, #1218 (0.085), #1729 (taper)",
-            ".08 instead of .04 without a larger model +0.008 (#670); the taper small but consistent (#1729)",
-        ),
-        decay_clamp=Technique(
-            "Large weights are not pulled harder than others.",
-            "Huber decay, a switch of openai/parameter-golf #2135 that the record leaves off",
-        ),
-        cautious_decay=Technique(
-            "Weights shrink only where the step shrinks them too, so that decay never fights the gradient.",
-            "Cautious weight decay, arXiv 2510.12402; modded-nanogpt, track 3, #328",
-            "19 of 2,686 steps (#328)",
-        ),
-        row_floor=Technique(
-            "No neuron stands still while others learn.", "modded-nanogpt, track 3, #325", "18 of 2,704 steps (#325)"
-        ),
-        group_rows=Technique(
-            "Heads whose gradients differ in size are orthogonalized apart, two by two.",
-            "modded-nanogpt #253, for queries and keys",
-            "-0.0012 of loss at equal steps, p 0.003 (#253)",
-        ),
-        communication=Technique(
-            "Each process receives only what it works on, and sends while it works.",
-            "openai/parameter-golf, LeakyReLU_LegalTTT_ParallelMuon (#549)",
-            "0; 2 to 3 ms of a step on eight H100 (#549)",
-        ),
-    )
 
     momentum: NonNegativeNumber = 0.95
     """Decay of the momentum buffer; the records' warm-up is a ramp from 0.85 or 0.92."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Count, Fraction, NonNegative, Range, known
+from caddie.config import Config, Count, Fraction, NonNegative, Range
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.runtime.distributed import Ranks
@@ -19,8 +19,6 @@ _LEAST = 1e-8
 
 class TrustGate(Config):
     """Share of SOAP's update in a blend with the momentum, as far as the two and the gradient agree."""
-
-    techniques = known("A stale basis cannot turn the step away from the gradient.", "modded-nanogpt, track 3, #321")
 
     floor: NonNegativeNumber = 0.45
     """Least share."""
@@ -48,12 +46,6 @@ class SoapMuon(Optimizer):
     After them the part of a step that lengthens the matrix is shortened, rows are lengthened to a floor, and the matrix
     keeps the length that the radial part alone would give it. SOAP: arXiv 2409.11321.
     """
-
-    techniques = known(
-        "Directions with noisy gradients move less, which Muon alone evens out blindly.",
-        "SOAP, arXiv 2409.11321; modded-nanogpt, track 3, #321, #325, #328",
-        "2,667 steps for tuned Muon's 3,250 (#328); per step 4 to 16 times Muon's cost",
-    )
 
     momentum: NonNegativeNumber = 0.95
     """Decay of the mean gradient."""
