@@ -147,7 +147,7 @@ def score_table(result: Mapping[str, Any]) -> str:
     rows += [[name.replace("_", " "), *(score[name] for _, score in scores)] for name in counts]
     rows.append(["seconds", *(f"{score['seconds']:.1f}" for _, score in scores)])
     lines = [table(rows, ["", *(kind for kind, _ in scores)]), ""]
-    doubt = "" if result.get("audited") is not False else "  (not audited to 0.005 bits per byte)"
+    doubt = "" if result.get("audited") is not False else "  (not audited; the last lines say why)"
     lines.append(f"bits per byte  {result['bits_per_byte']:.6f}{doubt}")
     lines += textwrap.wrap(official or "", terminal_width())
     if not result["own_scoring"]:

@@ -205,8 +205,8 @@ def score_artifact(
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
     notes, audited = [], None
-    if isinstance(chosen.ttt, ChunkSGD) and predictions <= chosen.ttt.chunk_tokens:
-        said = f"Nothing was learned on the way: the text's {predictions:,} predictions are less than one chunk"
+    if isinstance(chosen.ttt, ChunkSGD) and predictions <= (chunk := chosen.ttt.chunk_tokens):
+        said = f"Nothing was learned on the way: the {predictions:,} predictions are no more than a chunk's {chunk:,}"
         notes.append(f"{said}; set score.ttt.chunk_tokens below {predictions:,}.")
     if scorer is None:
         scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)

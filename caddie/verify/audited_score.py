@@ -63,7 +63,7 @@ def score_audited(
     with closing(open_scorer(artifact, name)) as own:
         sandboxed = scorer_server(artifact).sandboxed
         isolated, isolation = sandboxed.isolated, f"The scorer ran with {sandboxed.isolation}."
-        progress.note(isolation)
+        progress.note(f"The scorer runs with {sandboxed.isolation}.")
         counting = CountingScorer(own)
         scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
     if isinstance(own, RemoteTokens):

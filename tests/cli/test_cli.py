@@ -561,7 +561,7 @@ def test_a_text_shorter_than_a_chunk_says_that_nothing_was_learned(
     gained = abs(facts["adaptive"]["bits_per_byte"] - facts["sliding"]["bits_per_byte"])
     assert (gained > 1e-4) == learned
     tokens = facts["adaptive"]["tokens"]
-    said = f"Nothing was learned on the way: the text's {tokens:,} predictions are less than one chunk"
+    said = f"Nothing was learned on the way: the {tokens:,} predictions are no more than a chunk's 32,768"
     assert facts["notes"] == ([] if learned else [f"{said}; set score.ttt.chunk_tokens below {tokens:,}."])
 
 
