@@ -135,7 +135,9 @@ def test_every_line_of_facts_is_about_a_class_or_setting_and_stands_once() -> No
     for name, facts in techniques.table().items():
         cls, _, setting = name.partition(".")
         assert not setting or setting in field_types(named[cls]), name
-        assert facts not in [techniques.facts_of(base, setting) for base in named[cls].__mro__[1:]], f"{name}: inherited"
+        assert facts not in [techniques.facts_of(base, setting) for base in named[cls].__mro__[1:]], (
+            f"{name}: inherited"
+        )
 
 
 @pytest.mark.parametrize(
