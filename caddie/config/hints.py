@@ -2,45 +2,18 @@
 
 import difflib
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 from caddie.config.renamed import modernized_path
 
-ELSEWHERE = {
-    "model.width": ("d_model", "dim", "embed_dim", "hidden_size", "model_dim", "n_embd"),
-    "model.depth": ("layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers"),
-    "model.block.attention.heads": ("n_head", "n_heads", "num_attention_heads", "num_heads"),
-    "model.block.attention.key_value_heads": ("n_kv_head", "n_kv_heads", "num_key_value_heads", "num_kv_heads"),
-    "model.block.attention.rope.base": ("rope_base", "rope_theta"),
-    "model.block.attention.rope.dims": ("rope_dims", "rotary_dim"),
-    "model.block.mlp": ("act_fn", "activation", "activation_function", "hidden_act"),
-    "model.block.mlp.hidden": ("d_ff", "intermediate_size", "mlp_mult", "mlp_ratio", "n_inner"),
-    "model.head.softcap": ("logit_softcap", "final_logit_softcapping"),
-    "model.vocabulary": ("vocab", "vocab_size"),
-    "train.sequence_length": (
-        *("block_size", "context_length", "max_position_embeddings", "max_seq_len"),
-        *("n_ctx", "n_positions", "seq_len", "seq_length", "train_seq_len"),
-    ),
-    "train.batch_tokens": ("batch_size", "total_batch_size", "train_batch_tokens"),
-    "train.micro_batches": (
-        *("device_batch_size", "grad_accum_steps", "gradient_accumulation_steps", "per_device_train_batch_size"),
-    ),
-    "train.optimizers.embedding.lr": ("embed_lr", "embedding_lr", "tied_embed_lr"),
-    "train.optimizers.head.lr": ("head_lr", "unembedding_lr"),
-    "train.optimizers.matrix.lr": ("learning_rate", "lr", "matrix_lr"),
-    "train.optimizers.matrix.momentum": ("muon_momentum",),
-    "train.optimizers.scalar.lr": ("scalar_lr",),
-    "train.optimizers.matrix.weight_decay": ("wd", "weight_decay"),
-    "train.steps": ("epochs", "iterations", "max_iters", "max_steps", "num_iterations"),
-    "train.seconds": ("max_wallclock_seconds",),
-    "train.lr_schedule": (
-        *("lr_decay", "lr_scheduler_type", "min_lr", "scheduler", "warmdown", "warmdown_iters", "warmdown_ratio"),
-        "warmup_iters",
-    ),
-    "train.clip_norm": ("grad_clip", "grad_clip_norm", "max_grad_norm"),
-    "train.precision": ("dtype",),
-    "score.stride": ("eval_stride",),
-}
-"""By setting: its names elsewhere, as in nanoGPT, nanochat, transformers and the public scripts."""
+
+@cache
+def names_elsewhere() -> dict[str, list[str]]:
+    """Return setting to its names elsewhere, from the table beside this module, which a bundle of source leaves out."""
+    table = Path(__file__).with_name("names_elsewhere.txt")
+    lines = table.read_text(encoding="utf-8").splitlines()[1:] if table.is_file() else []
+    return {setting: names.split() for setting, names in (line.split(" | ") for line in lines)}
 
 
 def hint_at(path: str, known: Sequence[str]) -> str:
@@ -62,7 +35,7 @@ def hint_elsewhere(path: str, known: Sequence[str] | None = None) -> str:
 
 def setting_called(word: str) -> str | None:
     """Return the setting that other programs call by this word; None if it is no such word."""
-    return next((ours for ours, names in ELSEWHERE.items() if word.lower() in names), None)
+    return next((ours for ours, names in names_elsewhere().items() if word.lower() in names), None)
 
 
 def _similar(path: str, known: Sequence[str]) -> str:

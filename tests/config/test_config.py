@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import caddie
 from caddie.config import Config, Range, coerce, field_types, parse_assignment, paths, show, variants
 from caddie.config.field_docs import descriptions
-from caddie.config.hints import ELSEWHERE
+from caddie.config.hints import names_elsewhere
 from caddie.config.schedules import Ramp, Schedule, StepRamp, Warmdown
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, ReluSquared, UNet
@@ -306,8 +306,8 @@ def test_a_class_is_spelled_in_python_as_on_a_command_line() -> None:
 
 
 def test_names_of_other_programs_lead_to_settings() -> None:
-    assert ELSEWHERE.keys() <= set(paths(BASE))
-    names = [name for each in ELSEWHERE.values() for name in each]
+    assert names_elsewhere().keys() <= set(paths(BASE))
+    names = [name for each in names_elsewhere().values() for name in each]
     assert len(names) == len(set(names))
 
 
