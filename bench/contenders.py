@@ -83,8 +83,8 @@ class OurSteps(Repeated):
         train = recipe.train
         self.trainer = trainer = Trainer(recipe.model, train, seed, ranks)
         if mode is not None:
-            trainer.forward = torch.compile(trainer._losses, dynamic=False, mode=mode)
-            trainer.compiled = True
+            trainer.compiled_losses = torch.compile(trainer._losses, dynamic=False, mode=mode)
+            trainer.compile(True)
         self._flying: AsyncScalar | None = None
         text = [open_shard(path) for path in shards]
         text = text or [documents(recipe.model.vocabulary, 8 * trainer.micro_tokens + 1)]

@@ -4,7 +4,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import NamedTuple
 
@@ -112,7 +112,6 @@ class Trainer:
         self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
         """Called once after the next micro-batch with the parameters, which hold the gradients of its tokens alone, and
         the factor that makes their squares the Fisher information per token."""
-        self.forward: Callable[..., tuple[Tensor, Tensor]] = self._losses
         self.compile(self.compiled)
 
     def use(self, execution: Execution) -> None:
@@ -120,10 +119,15 @@ class Trainer:
         self.dtype = getattr(torch, execution.precision)
         torch.set_num_threads(execution.threads)
 
-    def compile(self, compiled: bool, forward: Callable[..., tuple[Tensor, Tensor]] | None = None) -> None:
-        """Run the model compiled from now on, as `forward` if it was compiled before, or uncompiled."""
+    @cached_property
+    def compiled_losses(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """The forward of a compiled model."""
+        return compiled_here(self._losses)
+
+    def compile(self, compiled: bool) -> None:
+        """Run the model compiled from now on, or uncompiled."""
         self.compiled = compiled
-        self.forward = (forward or compiled_here(self._losses)) if compiled else self._losses
+        self.forward = self.compiled_losses if compiled else self._losses
 
     def _losses(
         self, inputs: Tensor, targets: Tensor, starts: Tensor, stage: int, segments: int = 0, prefixed: bool = False

@@ -114,8 +114,7 @@ class _WarmUp:
         Where trying all would take more than its part of the run, the usual one is taken: all threads, and bfloat16
         where `auto` may have it.
         """
-        trainer = self.trainer
-        compiled, forward = trainer.compiled, trainer.forward
+        trainer, compiled = self.trainer, self.trainer.compiled
         if self.timed:  # a graph is compiled anew for each number of threads, which would count as the time of the step
             trainer.compile(False)
 
@@ -130,7 +129,7 @@ class _WarmUp:
                 executions = [usual]
         chosen = quickest(executions, run, self.seconds)
         trainer.use(chosen)
-        trainer.compile(compiled, forward)
+        trainer.compile(compiled)
         return chosen
 
     def executions(self) -> list[Execution]:
@@ -161,13 +160,12 @@ class _WarmUp:
         if self.compiling_fails(self.points[:1]):
             return
         if choose:
-            forward = trainer.forward
 
             def run(compiled: bool) -> None:
-                trainer.compile(compiled, forward)
+                trainer.compile(compiled)
                 self.step(self.points[0])
 
-            trainer.compile(quickest([True, False], run, self.seconds), forward)
+            trainer.compile(quickest([True, False], run, self.seconds))
         if trainer.compiled:
             self.compiling_fails(self.points[1:])
 
