@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Self
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from caddie.ops import rms_norm
 Pass = Annotated[int, Range(0, 1023)]
 FACTOR = 0.1
 """Factor on the coefficients of `LastLayerMUDD`."""
-_Connections = TypeVar("_Connections", bound="DenseConnections")
 
 
 class DenseConnections(Config):
@@ -43,7 +42,7 @@ class DenseConnections(Config):
         """
 
     @abstractmethod
-    def renumbered(self: _Connections, place: Callable[[int], int]) -> _Connections:
+    def renumbered(self, place: Callable[[int], int]) -> Self:
         """Return the connections of a model with fewer passes, by the new number of each pass."""
 
 
@@ -102,7 +101,7 @@ class MUDD(DenseConnections):
             raise UserError(f"dense_connections.values: the pass behind {idle[0]} has no attention")
         return _MUDD(self, width)
 
-    def renumbered(self, place: Callable[[int], int]) -> MUDD:
+    def renumbered(self, place: Callable[[int], int]) -> Self:
         """Return the connections with new numbers; of passes that become one, the last one's window is kept."""
         after = tuple(sorted({place(number) for number in self.after}))
         windows = {place(number): min(count, place(number) + 2) for number, count in self.windows}
@@ -145,7 +144,7 @@ class LastLayerMUDD(DenseConnections):
             )
         return _LastLayerMUDD(self, width, last, len(order), last in value_layers, bigrams)
 
-    def renumbered(self, place: Callable[[int], int]) -> LastLayerMUDD:
+    def renumbered(self, place: Callable[[int], int]) -> Self:
         return self.but(early=place(self.early), first=place(self.first))
 
 
