@@ -98,8 +98,7 @@ def floor_rows(updates: Tensor, weights: Tensor, floor: float) -> Tensor:
 
 def equalize_rows(matrices: Tensor) -> Tensor:
     """Divide the rows of matrices (..., rows, columns) by their norms (MuonEq-R, arXiv 2603.28254); zero rows stay."""
-    norms: Tensor = torch.linalg.vector_norm(matrices, dim=-1, keepdim=True)
-    return matrices / norms.clamp_min(1e-7)
+    return nn.functional.normalize(matrices, dim=-1, eps=1e-7)
 
 
 def adapt_rows(updates: Tensor, mean_squares: Tensor, beta2: float) -> Tensor:
