@@ -339,11 +339,10 @@ def _entropy_bytes(array: npt.NDArray[np.generic]) -> float:
 def _gaussian(octaves: Floats) -> tuple[Floats, Floats]:
     """Bits, and mean squared error in steps, of Gaussian numbers whose deviation is 2^octaves steps, when rounded."""
     table, bits, errors = _rounded()
-    many, few = octaves > _MANY_STEPS, octaves < _FEW_STEPS
-    found = np.where(few, 0.0, np.interp(octaves, table, bits))
     fine = octaves + 0.5 * math.log2(2 * math.pi * math.e)
-    coarse = np.where(few, 4.0 ** np.minimum(octaves, 0), np.interp(octaves, table, errors))
-    return np.where(many, fine, found), np.where(many, 1 / 12, coarse)
+    found = np.where(octaves > _MANY_STEPS, fine, np.interp(octaves, table, bits, left=0.0))
+    coarse = 4.0 ** np.minimum(octaves, 0)
+    return found, np.where(octaves < _FEW_STEPS, coarse, np.interp(octaves, table, errors, right=1 / 12))
 
 
 @cache
