@@ -91,7 +91,7 @@ def test_the_api_reference_has_every_public_name() -> None:
 
 def test_the_pages_of_the_source_name_files_that_exist() -> None:
     page = (DOCS / "architecture.md").read_text()
-    named = re.findall(r"`([a-z]+/[\w/]*(?:\.py|\.json|/))`", page + (DOCS / "files.md").read_text())
+    named = re.findall(r"`([a-z]+/[\w/]*(?:\.py|\.json|\.toml|/))`", page + (DOCS / "files.md").read_text())
     assert len(named) > 50
     tops = {"tests/", "bench/", "studies/", "data/", "caddie/"}
     missing = [name for name in named if not ((ROOT / "caddie" / name).exists() or (ROOT / name).exists())]

@@ -2,35 +2,31 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
-from caddie.config import Diff
 from caddie.config.userfile import UserFile, execute, read_source, supply
 from caddie.errors import UserError, suggest
 from caddie.recipes import recipe_file
-from caddie.recipes.names import ALIASES, MODULES
-from caddie.recipes.public_000_experiments import DIFFS, OUTCOMES
-from caddie.recipes.published import published, speeds
+from caddie.recipes.names import ALIASES, FILES, tables
+from caddie.recipes.published import published, rows, speeds
 from caddie.recipes.recipe import Recipe
-from caddie.recipes.recipe_file import RunStart, read_recipe, recipe_path
+from caddie.recipes.recipe_file import RunStart, changed, read_recipe, recipe_path
 from caddie.recipes.shrink import SCALES, mini, scale
 from caddie.report.run_files import PARTS
 
 
 def _based() -> dict[str, Recipe]:
     """Return every recipe of the tables, each behind those that it is based on."""
-    tables = (import_module(f"caddie.recipes.{module}").RECIPES for module in MODULES)
-    diffs: dict[str, Diff] = {name: diff for table in tables for name, diff in table.items()}
+    held = {name: table for file in FILES for name, table in tables(file).items()}
     found: dict[str, Recipe] = {}
 
     def add(name: str) -> Recipe:
         if name not in found:
-            base = add(diffs[name]["base"]) if "base" in diffs[name] else Recipe()
-            found[name] = base.but(diffs[name], name=name, public=published().get(name, ()))
+            base = add(held[name]["base"]) if "base" in held[name] else Recipe()
+            found[name] = changed(base, held[name], name=name, public=published().get(name, ()))
         return found[name]
 
-    for name in diffs:
+    for name in held:
         add(name)
     return found
 
@@ -69,9 +65,10 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
         raise UserError(f"seed_000 is now public_000: write public_000:{attribute}")
     if path == "public_000":
         base = _SHIPPED["parallel_muon"]
+        outcomes = {label: outcome for label, outcome, *_ in rows("public_000_experiments.txt")}
         known = {
-            label: base.but(diff, name=label, base=base.name, why=OUTCOMES[label], public=())
-            for label, diff in DIFFS.items()
+            label: changed(base, table, name=label, base=base.name, why=outcomes[label], public=())
+            for label, table in tables("public_000_experiments").items()
         }
     elif colon:
         defined = execute(Path(path))

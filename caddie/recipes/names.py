@@ -1,9 +1,11 @@
-"""Names of the shipped recipes, read from the source: the command line completes them without PyTorch."""
+"""Tables of the shipped recipes, read without PyTorch, so that the command line can complete their names."""
 
-import re
+import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-MODULES = (
+FILES = (
     "baseline",
     "early_records",
     "records",
@@ -13,13 +15,20 @@ MODULES = (
     "frontier_ideas",
     "champion",
 )
-"""Modules of this folder whose tables are the shipped recipes."""
+"""Files of TOML in this folder whose tables are the shipped recipes."""
 ALIASES = {"best_record": "ngram_tilt"}
 """Further names of shipped recipes; until 2026-11-25 `best_record` was `longer_warmdown`."""
-_ROW = re.compile(r'^    "(\w+)": \{$', re.MULTILINE)
+
+
+@cache
+def tables(file: str) -> dict[str, dict[str, Any]]:
+    """Return name to table of a file's recipes; each table is what a recipe file holds.
+
+    A mapping that is written as text, such as `model.layers`, takes the place of the base's; one of TOML changes it.
+    """
+    return tomllib.loads(Path(__file__).with_name(f"{file}.toml").read_text(encoding="utf-8"))
 
 
 def names() -> list[str]:
     """Return the name of every recipe that caddie ships, and the aliases."""
-    sources = (Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8") for module in MODULES)
-    return [name for source in sources for name in _ROW.findall(source)] + [*ALIASES]
+    return [name for file in FILES for name in tables(file)] + [*ALIASES]

@@ -85,8 +85,3 @@ class Recipe(Config):
     def parameters(self) -> int:
         """Return the number of parameters of the model."""
         return parameter_count(self.model)
-
-
-def per_role(path: str, **values: float) -> dict[str, float]:
-    """Return the diff that sets one setting of several roles; `*` in the path stands for the role."""
-    return {path.replace("*", role): value for role, value in values.items()}

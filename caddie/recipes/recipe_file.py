@@ -46,14 +46,18 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
         if held.get("kind") == "Recipe":
             recipe = Recipe.from_json(held)
         else:
-            base = held.pop("base", None)
+            base = held.get("base")
             if not isinstance(base, str):
                 raise UserError('it names no base; write base = "tiny", or kind = "Recipe" if it holds every setting')
-            origin = find(base)
-            labels = {"name": path.stem, "why": "", "base": base, "public": ()}
-            labels |= {label: held.pop(label) for label in ("name", "why") if label in held}
-            recipe = origin.but({**labels, **dict(_settings(origin, held))})
+            recipe = changed(find(base), held, name=path.stem, why="", public=())
         return _checked(recipe if recipe.name else recipe.but(name=path.stem))
+
+
+def changed(origin: Recipe, held: Mapping[str, Any], **labels: object) -> Recipe:
+    """Return a recipe with the changes in a table; `labels` are used where it has none of its own."""
+    own = {label: held[label] for label in ("name", "why", "base") if label in held}
+    settings = {name: value for name, value in held.items() if name not in own}
+    return origin.but({**labels, **own, **dict(_settings(origin, settings))})
 
 
 def read_start(folder: Path, parts: Sequence[Path] = ()) -> RunStart:
