@@ -5,7 +5,7 @@ So a record of the contest found nine settings that it overrode, each kept becau
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from caddie.config import show
 from caddie.errors import UserError
-from caddie.lab.report import Results, p_value, signed
+from caddie.lab.report import Results, p_value, problem, signed
 from caddie.lab.runner import run_study
 from caddie.lab.search import invalid_reason
 from caddie.lab.study import BASE, Study
@@ -55,7 +55,7 @@ class Selection:
             tried = len(found.study.entries)
             rows.append([number, crop(one["label"], 24), signed(one["difference"]), interval, p_value(one["q"]), tried])
         lines = [table(rows, ["round", "chosen", "difference", "95 % interval", "q", "of"])] if rows else []
-        left = [(one["word"] if _counts(one) else "not valid", one["label"]) for one in facts["left"]]
+        left = [("not valid" if problem(one) else one["word"], one["label"]) for one in facts["left"]]
         lines += [f"{why:<12}{label}" for why, label in left] or ["nothing is left to add"]
         lines += [f"changes     {path}={value}" for path, value in facts["diff"].items()]
         return "\n".join(printable(line) for part in lines for line in part.split("\n"))
@@ -100,12 +100,8 @@ def select(
             scales={},
         )
         rounds.append(run_study(this, data, folder=folder / f"round{number}", progress=progress, **how))
-        better = [one for one in rounds[-1].facts["verdicts"] if one["word"] == "better" and _counts(one)]
+        better = [one for one in rounds[-1].facts["verdicts"] if one["word"] == "better" and not problem(one)]
         if not better:
             return Selection(study, rounds, chosen, recipe)
         chosen.append(min(better, key=lambda one: one["difference"])["label"])
         base = base.but(left.pop(chosen[-1]).diff)
-
-
-def _counts(verdict: Mapping[str, Any]) -> bool:
-    return False not in (verdict["verified"], verdict["under_cap"])
