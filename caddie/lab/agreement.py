@@ -7,7 +7,6 @@ identification and hyperparameter optimization", AISTATS 2016).
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -36,25 +35,15 @@ Judged = Mapping[str, Mapping[str, Any]]
 """Label to verdict, with `difference` and `word`, as in `caddie.lab.findings`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EarlyAgreement:
-    """Agreement of the ranks at one progress with the final ranks."""
+def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -> list[dict[str, Any]]:
+    """Compare the ranks by loss at each `progress` of `at` with the final ones.
 
-    progress: float
-    spearman: float | None
-    """Rank correlation of early and final loss, its mean over the groups; None where the losses do not vary."""
-    order_held: float | None
-    """Share of the pairs of runs of a group that ended in their early order."""
-    best_kept: Proportion
-    """Groups whose best run was in the better half early (which has the odd one)."""
-
-
-def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -> list[EarlyAgreement]:
-    """Compare the losses at each progress of `at` with the final ones.
-
-    A group holds, by label, the curves of runs that would have competed: those of one seed of a study. With one group,
-    `best_kept` is a single case; with several it is a frequency. An early loss is the last one at or before that
-    progress. Raises `UserError` for a progress before the first loss of a run, and for a group of fewer than two runs.
+    A group holds, by label, the curves of runs that would have competed: those of one seed of a study. An early loss is
+    the last one at or before that progress. `spearman` is the mean over the groups of the rank correlation of early and
+    final loss, None where the losses do not vary; `order_held` the share of the pairs of runs of a group that ended in
+    their early order; `best_kept` the groups whose best run was in the better half early (which has the odd one), a
+    frequency where they are several. Raises `UserError` for a progress before the first loss of a run, and for a group
+    of fewer than two runs.
     """
     rows = []
     for progress in at:
@@ -62,12 +51,12 @@ def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -
         ranks = [found for early, final in losses if (found := spearman(early, final)) is not None]
         orders = [order_agreement(early, final) for early, final in losses]
         rows.append(
-            EarlyAgreement(
-                progress=progress,
-                spearman=fmean(ranks) if ranks else None,
-                best_kept=Proportion(sum(_regret(*pair) <= 0 for pair in losses), len(losses)),
-                order_held=Proportion(sum(order.count for order in orders), sum(order.of for order in orders)).value,
-            )
+            {
+                "progress": progress,
+                "spearman": fmean(ranks) if ranks else None,
+                "order_held": Proportion(sum(one.count for one in orders), sum(one.of for one in orders)).value,
+                "best_kept": Proportion(sum(_regret(*pair) <= 0 for pair in losses), len(losses)),
+            }
         )
     return rows
 

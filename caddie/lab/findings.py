@@ -267,9 +267,8 @@ def _early(groups: Groups) -> dict[str, Any] | None:
     competing = [group for group in seeds.values() if len(group) > 2]
     if not competing:
         return None
-    rows = [
-        {**vars(one), "best_kept": one.best_kept.count, "of": one.best_kept.of} for one in early_agreement(*competing)
-    ]
+    found = early_agreement(*competing)
+    rows = [{**one, "best_kept": one["best_kept"].count, "of": one["best_kept"].of} for one in found]
     return {"rows": rows, "runs": sum(map(len, competing)), "safe": safe_stop(*competing)}
 
 

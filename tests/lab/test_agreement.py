@@ -30,27 +30,27 @@ GROUP = {
 def test_early_agreement_by_hand() -> None:
     early, late = early_agreement(GROUP, at=(0.5, 0.75))
     # Early ranks 4 1 2 3, final 1 2 3 4: the squared differences are 9 + 1 + 1 + 1, so 1 - 6 * 12 / (4 * 15).
-    assert early.progress == 0.5
-    assert early.spearman == pytest.approx(-0.2)
-    assert early.best_kept == Proportion(0, 1)
-    assert early.order_held == pytest.approx(3 / 6)
-    assert (late.spearman, late.best_kept, late.order_held) == (pytest.approx(1.0), Proportion(1, 1), 1.0)
-    assert [row.progress for row in early_agreement(GROUP)] == [0.1, 0.25, 0.5, 0.75]
+    assert early["progress"] == 0.5
+    assert early["spearman"] == pytest.approx(-0.2)
+    assert early["best_kept"] == Proportion(0, 1)
+    assert early["order_held"] == pytest.approx(3 / 6)
+    assert (late["spearman"], late["best_kept"], late["order_held"]) == (pytest.approx(1.0), Proportion(1, 1), 1.0)
+    assert [row["progress"] for row in early_agreement(GROUP)] == [0.1, 0.25, 0.5, 0.75]
 
 
 def test_several_groups_give_a_frequency() -> None:
     calm = {label: crossing(0.0, curve[-1][1], 9.0) for label, curve in GROUP.items()}
     (row,) = early_agreement(GROUP, calm, calm, at=(0.5,))
-    assert row.best_kept == Proportion(2, 3)
-    assert row.spearman == pytest.approx((-0.2 + 1 + 1) / 3)
-    assert row.order_held == pytest.approx(15 / 18)
-    assert row.best_kept.interval()[1] - row.best_kept.interval()[0] > 0.8
+    assert row["best_kept"] == Proportion(2, 3)
+    assert row["spearman"] == pytest.approx((-0.2 + 1 + 1) / 3)
+    assert row["order_held"] == pytest.approx(15 / 18)
+    assert row["best_kept"].interval()[1] - row["best_kept"].interval()[0] > 0.8
 
 
 def test_the_loss_known_at_a_moment_is_the_last_one_before() -> None:
     group = {"a": [(0.1, 2.0), (0.49, 3.0), (0.51, 1.0), (1.0, 1.0)], "b": [(0.2, 2.5), (1.0, 2.5)]}
     before, after = early_agreement(group, at=(0.5, 0.51))
-    assert (before.best_kept.count, after.best_kept.count) == (0, 1)
+    assert (before["best_kept"].count, after["best_kept"].count) == (0, 1)
 
 
 def test_a_safe_stop_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_a_safe_stop_by_hand() -> None:
 
 def test_a_lucky_moment_is_not_safe() -> None:
     lucky = GROUP | {"a": [(0.05, 1.0), (0.3, 5.0), (0.8, 1.0), (1.0, 1.0)]}
-    assert early_agreement(lucky, at=(0.1,))[0].best_kept == Proportion(1, 1)
+    assert early_agreement(lucky, at=(0.1,))[0]["best_kept"] == Proportion(1, 1)
     assert safe_stop(lucky) == 0.8
 
 
@@ -75,14 +75,14 @@ def test_losses_known_at_the_end_alone_are_never_safe() -> None:
 
 def test_of_three_two_are_kept() -> None:
     group = {"a": crossing(0.9, 1.0, 3.0), "b": crossing(0.9, 2.0, 2.0), "c": crossing(0.9, 3.0, 4.0)}
-    assert early_agreement(group, at=(0.1,))[0].best_kept == Proportion(1, 1)
+    assert early_agreement(group, at=(0.1,))[0]["best_kept"] == Proportion(1, 1)
 
 
 def test_a_run_that_diverged_is_the_worst() -> None:
     group = {"a": crossing(0.5, 1.0, 2.0), "b": crossing(0.5, math.nan, 1.0), "c": crossing(0.5, math.inf, math.nan)}
     (row,) = early_agreement(group, at=(0.25,))
-    assert row.best_kept == Proportion(1, 1)
-    assert row.order_held == 0.5, "the pair of b and c is tied in the end"
+    assert row["best_kept"] == Proportion(1, 1)
+    assert row["order_held"] == 0.5, "the pair of b and c is tied in the end"
 
 
 LOSSES = st.integers(1, 30).map(float)
@@ -104,15 +104,15 @@ def test_what_holds_of_all_curves(group: dict[str, Curve], regret: float) -> Non
     steeper = {label: [(progress, 2 * loss + progress) for progress, loss in curve] for label, curve in group.items()}
     rows = early_agreement(group, at=(0.3, 1.0))
     for again in (early_agreement(other, at=(0.3, 1.0)) for other in (mixed, steeper)):
-        assert [row.best_kept for row in again] == [row.best_kept for row in rows]
-        assert [row.spearman for row in again] == pytest.approx([row.spearman for row in rows])
+        assert [row["best_kept"] for row in again] == [row["best_kept"] for row in rows]
+        assert [row["spearman"] for row in again] == pytest.approx([row["spearman"] for row in rows])
     early, final = ([curve[place][1] for curve in group.values()] for place in (2, -1))
-    assert rows[0].spearman == pytest.approx(scipy.stats.spearmanr(early, final).statistic, abs=1e-12)
-    assert (rows[1].best_kept, rows[1].order_held) == (Proportion(1, 1), 1.0)
+    assert rows[0]["spearman"] == pytest.approx(scipy.stats.spearmanr(early, final).statistic, abs=1e-12)
+    assert (rows[1]["best_kept"], rows[1]["order_held"]) == (Proportion(1, 1), 1.0)
     stop = safe_stop(group, regret=regret)
     assert safe_stop(group, regret=regret + 1) <= stop <= 1
     if not regret and stop < 1:
-        assert early_agreement(group, at=(stop,))[0].best_kept == Proportion(1, 1)
+        assert early_agreement(group, at=(stop,))[0]["best_kept"] == Proportion(1, 1)
     assert safe_stop(group, regret=100.0) == 0.1
 
 
@@ -127,10 +127,10 @@ def test_early_losses_that_say_nothing_keep_the_best_in_half_of_all_groups() -> 
         for _ in range(700)
     ]
     (row,) = early_agreement(*groups, at=(0.5,))
-    low, high = row.best_kept.interval(0.999)
+    low, high = row["best_kept"].interval(0.999)
     assert low < 0.5 < high
-    assert row.order_held == pytest.approx(0.5, abs=0.025)
-    assert row.spearman == pytest.approx(0.0, abs=0.05)
+    assert row["order_held"] == pytest.approx(0.5, abs=0.025)
+    assert row["spearman"] == pytest.approx(0.0, abs=0.05)
 
 
 @pytest.mark.parametrize(
