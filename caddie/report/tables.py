@@ -279,22 +279,21 @@ def _compressors(result: Mapping[str, Any]) -> list[str]:
 
 
 def _policies(result: Mapping[str, Any]) -> list[str]:
-    policies = result.get("policies") or []
-    rows = [("by the rules of", "bytes", "cap", "training s", "evaluation s")] if policies else []
+    if not (policies := result.get("policies")):
+        return []
+    rows = [("by the rules of", "bytes", "cap", "training s", "evaluation s")]
     for entry in policies:
         size, cap = entry["bytes"], entry["cap_bytes"]
         room = number(cap, ",") if size is None or cap is None else f"{'over' if size > cap else 'of'} {cap:,}"
         clocks = (_charged(entry["training"]), _charged(entry["evaluation"]))
         rows.append(("  " + printable(entry["name"]), number(size, ","), room, *clocks))
-    if terminal_width() < WIDTH and rows:
-        lines = table(rows[1:], rows[0]).split("\n")
-    else:
-        lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17} {c:>14} {d:>14}" for name, a, b, c, d in rows]
     machines = dict.fromkeys(printable(entry["hardware"]) for entry in policies if entry["hardware"])
     notes = [f"{printable(entry['name'])}: {printable(entry['why'])}" for entry in policies if entry.get("why")]
     notes += [f"seconds of this machine; budgets are for {', '.join(machines)}"] if machines else []
     if terminal_width() < WIDTH:
-        return [*lines, *(line for note in notes for line in textwrap.wrap(f"  {note}", terminal_width()))]
+        wrapped = (line for note in notes for line in textwrap.wrap(f"  {note}", terminal_width()))
+        return [*table(rows[1:], rows[0]).split("\n"), *wrapped]
+    lines = [f"{_pad(crop(name, 20), 20, False)}{a:>12}{b:>17} {c:>14} {d:>14}" for name, a, b, c, d in rows]
     return [*lines, *(crop(f"  {note}", WIDTH) for note in notes)]
 
 
