@@ -1,6 +1,5 @@
 """Pack one run by many methods: each quantizer and coding on the same weights."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from caddie.run.run import metadata_of
 from caddie.run.run_folder import read_run, run_weights
 from caddie.run.stages import bits_per_nat, calibrate_recipe
 from caddie.runtime.distributed import local_device
-from caddie.runtime.progress import SILENT, Progress
+from caddie.runtime.progress import SILENT, Phases, Progress
 
 CODINGS: dict[str, ArrayCodec] = {
     "zlib -9": Packed(codec=Zlib(), shuffle=True),
@@ -162,21 +161,19 @@ class _Bench:
         after = self._bits_per_byte({name: stored.restored for name, stored in candidate.weights.items()})
         measured = None if after is None or self.before is None else after - self.before
         tried: dict[str, Streams] = {}
-        seconds: dict[str, float] = {}
+        encoding, decoding = Phases(), Phases()
         for name, coding in CODINGS.items():
             self.progress.step({"event": "doing", "text": f"{len(tried) + 1} of {len(CODINGS)} codings: {name}"})
-            begin = time.perf_counter()
-            tried[name] = _encoded(candidate, coding)
-            seconds[name] = time.perf_counter() - begin
+            with encoding(name):
+                tried[name] = _encoded(candidate, coding)
         tried[SMALLEST] = [
             [min(same, key=len) for same in zip(*each, strict=True)] for each in zip(*tried.values(), strict=True)
         ]
-        seconds[SMALLEST] = sum(seconds.values())
+        encoding.seconds[SMALLEST] = sum(encoding.seconds.values())
         found = []
         for name, streams in tried.items():
-            begin = time.perf_counter()
-            _decode(candidate, streams)
-            decoded = time.perf_counter() - begin
+            with decoding(name):
+                _decode(candidate, streams)
             sections = [section_of(*one) for one in zip(candidate.weights, streams, strict=True)]
             weight_bits = 8 * sum(len(section.data) for section in sections)
             facts = {
@@ -188,8 +185,8 @@ class _Bench:
                 "bits_per_weight": weight_bits / sum(weight.numel() for weight in self.weights.values()),
                 "predicted_bits_per_byte": predicted,
                 "measured_bits_per_byte": measured,
-                "encode_seconds": seconds[name],
-                "decode_seconds": decoded,
+                "encode_seconds": encoding.seconds[name],
+                "decode_seconds": decoding.seconds[name],
             }
             found.append(facts)
         return found
