@@ -39,37 +39,19 @@ class Finding:
 
 
 _ON = r"(?!0$|false$|no$|off$)."
-HARMFUL_VARIABLES = {
-    "TORCHDYNAMO_DISABLE": (_ON, "nothing is compiled"),
-    "TORCH_COMPILE_DISABLE": (_ON, "nothing is compiled"),
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (_ON, "every process compiles everything again"),
-    "ATEN_CPU_CAPABILITY": ("(?i)default|avx2", "PyTorch leaves the processor's widest units idle"),
-    "ONEDNN_MAX_CPU_ISA": (".", "oneDNN may leave the processor's widest units idle"),
-    "OMP_WAIT_POLICY": ("(?i)active", "waiting threads keep their cores busy"),
-}
-"""Environment variables that slow training down: name to a pattern of the values that do, and why."""
-HARMFUL_ON_GPUS = {
-    "NCCL_IB_DISABLE": (_ON, "GPUs exchange gradients without InfiniBand: 60 ms a step for 44 in a public record"),
-    "NCCL_P2P_DISABLE": (_ON, "GPUs exchange gradients through main memory"),
-    "NCCL_SHM_DISABLE": (_ON, "processes of one machine exchange gradients through the network"),
-    "NCCL_NET": ("(?i)socket", "GPUs exchange gradients through TCP"),
-    "CUDA_LAUNCH_BLOCKING": (_ON, "the program waits for every kernel"),
-    "CUDA_VISIBLE_DEVICES": ("(-1)?$", "it hides all GPUs"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": (_ON, "every tensor asks the driver for memory"),
-    "NVIDIA_TF32_OVERRIDE": ("0", "float32 products do not use the tensor cores"),
-    "TORCH_DISTRIBUTED_DEBUG": ("(?i)detail", "every exchange is checked by another"),
-}
+"""Pattern of the values that stand as `on` in `harmful_variables.txt`."""
 
 
 def check_environment(
     variables: Mapping[str, str], on_gpu: bool, cores: float, idle: float | None = None
 ) -> list[Finding]:
     """Find environment variables that slow training down. Of `cores`, `idle` are free; None if that is not known."""
-    harmful = HARMFUL_VARIABLES | (HARMFUL_ON_GPUS if on_gpu else {})
+    lines = Path(__file__).with_name("harmful_variables.txt").read_text(encoding="utf-8").splitlines()[1:]
     found = [
         Finding("warning", f"{name}={variables[name][:40]} is set", why, f"unset {name}")
-        for name, (values, why) in harmful.items()
-        if name in variables and re.match(values, variables[name])
+        for name, where, values, why in (line.split(" | ") for line in lines)
+        if name in variables and (on_gpu or where == "anywhere")
+        if re.match(_ON if values == "on" else values, variables[name])
     ]
     threads = variables.get("OMP_NUM_THREADS", "")
     usable = [int(cores)] if idle is None else range(int(min(cores, idle)), int(cores) + 1)  # fewer if others work
