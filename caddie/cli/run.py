@@ -151,12 +151,8 @@ def train(
     from caddie.run.resolve_corpus import open_corpus
     from caddie.run.run import train_recipe
     from caddie.run.run_folder import hold_folder
-    from caddie.train.memory import enough_memory
 
-    with (
-        hold_folder(folder, ranks, progress, alone=True) as phases,
-        enough_memory(recipe.model, recipe.train, ranks, phases),
-    ):
+    with hold_folder(folder, recipe, ranks, progress, alone=True) as phases:
         with phases("prepare"):
             corpus = open_corpus(recipe, source, progress, ranks=ranks)
             check_settings_matter(recipe)

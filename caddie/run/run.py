@@ -37,7 +37,6 @@ from caddie.runtime.interrupt import SIGKILL
 from caddie.runtime.progress import SILENT, Phases, Progress, relay
 from caddie.score import KINDS, ChunkSGD, Scoring, Text, check_windows, score_kinds, use_quickest_threads
 from caddie.train.loop import Trained, train
-from caddie.train.memory import enough_memory
 from caddie.train.size_forecast import Forecaster
 from caddie.train.stage_memory import check_stages
 from caddie.verify import verify
@@ -68,10 +67,7 @@ def run(
     """
     check_arguments(recipe, source, seed, ranks.world if ranks else 1)
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
-    with (
-        hold_folder(folder, ranks, progress, alone=study is None) as phases,
-        enough_memory(recipe.model, recipe.train, ranks, phases),
-    ):
+    with hold_folder(folder, recipe, ranks, progress, alone=study is None) as phases:
         progress = phases.progress
         with phases("prepare"):
             corpus = open_corpus(recipe, source, progress, ranks=ranks)

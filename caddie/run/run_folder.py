@@ -30,6 +30,7 @@ from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.train.checkpoint import checkpoint_identity, earlier_budgets, load_weights, restore, weights_identity
 from caddie.train.loop import Interrupted
+from caddie.train.memory import enough_memory
 from caddie.verify.sandbox import run_in_sandbox
 
 _RUN_FILES = (
@@ -107,11 +108,14 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
 
 
 @contextmanager
-def hold_folder(folder: Path, ranks: Ranks, progress: Progress | None, *, alone: bool) -> Iterator[Phases]:
+def hold_folder(
+    folder: Path, recipe: Recipe, ranks: Ranks, progress: Progress | None, *, alone: bool
+) -> Iterator[Phases]:
     """Hold a run folder during its run: refuse a foreign or a finished one, lock it, and record why the block failed.
 
-    Yields the clock of the phases, which shows them on standard error of each machine unless `progress` is given. A run
-    of a study is not `alone`: it is neither checked nor locked here, as the study has done both.
+    The block runs in `enough_memory`. Yields the clock of the phases, which shows them on standard error of each
+    machine unless `progress` is given. A run of a study is not `alone`: it is neither checked nor locked here, as the
+    study has done both.
     """
     with Display() if progress is None and ranks.first_here else nullcontext(progress) as shown:
         phases = Phases(shown if shown is not None and ranks.first_here else SILENT)
@@ -121,7 +125,8 @@ def hold_folder(folder: Path, ranks: Ranks, progress: Progress | None, *, alone:
             raise UserError(f"{folder} holds a finished run; name another folder with --out or remove it")
         with locked(folder) if alone and ranks.first else nullcontext(), failure_recorded(folder, phases, ranks.first):
             ranks.wait()
-            yield phases
+            with enough_memory(recipe.model, recipe.train, ranks, phases):
+                yield phases
 
 
 def write_error(folder: Path, error: Exception | str, phase: str = "", seconds: float | None = None) -> None:
