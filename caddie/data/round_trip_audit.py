@@ -4,40 +4,17 @@ Every character of a document is decoded on its own. Where this and the rules of
 changed bytes are attributed to rules exactly; the rest goes to "other".
 """
 
+import ast
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from caddie.data.tokenizers import MARK, Ids, Tokenizer
 
 _FRONT, _LEADING, _REPEATED, _TRAILING = "space put in front", "leading spaces", "repeated spaces", "trailing spaces"
 _COMPATIBLE, _UNKNOWN, _OTHER = "other compatibility characters", "characters without a piece", "other"
-_EXAMPLES: dict[str, tuple[str | bytes, ...]] = {
-    _FRONT: ("a",),
-    _LEADING: (" a",),
-    _REPEATED: ("a  b",),
-    _TRAILING: ("a ",),
-    "line breaks": ("a\nb", "a\r\nb", "a\u2028b", "a\x85b"),
-    "tabs": ("a\tb",),
-    "spaces beyond ASCII": ("a\u00a0b", "a\u3000b"),
-    "zero-width characters": ("a\u200bb", "a\ufeffb", "a\u200db", "a\u00adb"),
-    "NUL": ("a\0b",),
-    "control characters": ("a\x07b",),
-    "SentencePiece's mark": (f"a{MARK}b",),
-    "private-use characters": ("a\ue001b",),
-    "replacement characters": ("a\ufffdb",),
-    "bytes that are not UTF-8": (b"a\xffb",),
-    "canonical equivalents": ("e\u0301", "\u00e9"),
-    "ligatures": ("\ufb01ne", "\u0133"),
-    "fractions": ("\u00bd",),
-    "superscripts and subscripts": ("x\u00b2", "\u2122"),
-    "full and half width": ("\uff11", "\uff76\uff9e"),
-    _COMPATIBLE: ("\u2026", "\u2460"),
-    "capitals": ("Ab",),
-    _UNKNOWN: ("\u00f8", "\u4e2d", "\U0001f600"),
-}
-"""Examples of each rule."""
 _NAMED = {
     **dict.fromkeys("\n\r\x85\u2028\u2029", "line breaks"),
     **{"\t": "tabs", "\0": "NUL", MARK: "SentencePiece's mark", "\ufffd": "replacement characters"},
@@ -98,8 +75,8 @@ def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequen
         for name, a, b in _changes(before, after, behavior):
             seen.setdefault(name, []).append((_bytes(a), _bytes(b)))
     rules = []
-    for name in [*_EXAMPLES, *([_OTHER] if _OTHER in seen else [])]:
-        tried = [text if isinstance(text, bytes) else text.encode() for text in _EXAMPLES.get(name, ())]
+    for name, examples in [*_rules(), *([(_OTHER, ())] if _OTHER in seen else [])]:
+        tried = list(map(_bytes, examples))
         front = b"" if name == _FRONT else _bytes(behavior.front)
         pairs = [(a, b.removeprefix(front)) for a, b in zip(tried, _round_trip(tokenizer, tried), strict=True)]
         found = seen.get(name, [])
@@ -107,6 +84,13 @@ def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequen
         before_bytes, after_bytes = (sum(len(pair[side]) for pair in found) for side in (0, 1))
         rules.append(Rule(name, *shown, before_bytes, before_bytes - after_bytes))
     return rules
+
+
+def _rules() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the rules of `round_trip_rules.txt` with their examples."""
+    for line in Path(__file__).with_name("round_trip_rules.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        name, _, examples = line.partition(" | ")
+        yield name, ast.literal_eval(f"({examples},)")
 
 
 class _Behavior:
