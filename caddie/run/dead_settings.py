@@ -5,12 +5,14 @@ never used. So each changed setting is reverted alone, and a small copy of the r
 parameters, logits, data, and steps of the real trainer over a simulated clock.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import tee, zip_longest
 from typing import Any
 
@@ -62,29 +64,37 @@ Copy = tuple[GPT, Train]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A setting without effect."""
+class Change:
+    """A setting that differs from the base, held by a config of class `owner`, and the recipe with it reverted."""
 
     path: str
-    value: str
-    instead: str
+    value: object
+    instead: object
     """Value that it is compared with: the base's, or the default of the class that holds it."""
-    unread: bool
-    """True if nothing reads the setting; false if it is read and makes no difference."""
+    reverted: Recipe = field(compare=False)
+    owner: type[Config]
+    unread: bool = False
+    """True if nothing reads the setting; false if it is read, or not known to be."""
 
     def __str__(self) -> str:
-        same = f"with {self.instead} instead the model, the losses and the weights are the same to the bit"
-        return f"{self.path}={self.value} has no effect: {'nothing reads it' if self.unread else same}"
+        value, instead = ("nothing" if one is _ABSENT else show(one) for one in (self.value, self.instead))
+        same = f"with {instead} instead the model, the losses and the weights are the same to the bit"
+        return f"{self.path}={value} has no effect: {'nothing reads it' if self.unread else same}"
+
+    def looked_up(self, read: set[tuple[type, str]]) -> Change:
+        """Return the change with what is known of it, given all settings that were read."""
+        name = self.path.rpartition(".")[2]
+        return replace(self, unread=name in configs.field_types(self.owner) and (self.owner, name) not in read)
 
 
 def check_settings_matter(recipe: Recipe, base: Recipe | None = None) -> None:
     """Raise a `UserError` that names every setting without effect; `base` is that of `dead_settings`."""
     if found := dead_settings(recipe, base):
-        more = f" (nor have {', '.join(finding.path for finding in found[1:])})" if found[1:] else ""
+        more = f" (nor have {', '.join(change.path for change in found[1:])})" if found[1:] else ""
         raise UserError(f"{found[0]}{more}; leave it out, or change what keeps it from acting")
 
 
-def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
+def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Change]:
     """Return the settings of `model` and `train` that differ from the base and do nothing.
 
     Without `base`, a recipe with the name of a shipped one is compared with that one, which leaves the changes of a
@@ -110,36 +120,13 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Finding]:
         hidden = {removal for removal in removals if any(path.startswith(removal) for path in acting)}
     finally:
         torch.set_num_threads(threads)
-    return [
-        Finding(change.path, _shown(change.value), _shown(change.instead), change.is_unread(observed.read))
-        for change in suspects
-        if f"{change.path}." not in hidden
-    ]
+    return [change.looked_up(observed.read) for change in suspects if f"{change.path}." not in hidden]
 
 
-def _shown(value: object) -> str:
-    return "nothing" if value is _ABSENT else show(value)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A setting that differs from the base, held by a config of class `owner`, and the recipe with it reverted."""
-
-    path: str
-    value: object
-    instead: object
-    reverted: Recipe
-    owner: type[Config]
-
-    def is_unread(self, read: set[tuple[type, str]]) -> bool:
-        name = self.path.rpartition(".")[2]
-        return name in configs.field_types(self.owner) and (self.owner, name) not in read
-
-
-def _changes(base: Recipe, recipe: Recipe) -> Iterator[_Change]:
+def _changes(base: Recipe, recipe: Recipe) -> Iterator[Change]:
     """Yield every setting of `model` and `train` that differs and can be reverted alone."""
 
-    def walk(a: Any, b: Any, keys: tuple[str, ...], owner: type[Config]) -> Iterator[_Change]:
+    def walk(a: Any, b: Any, keys: tuple[str, ...], owner: type[Config]) -> Iterator[Change]:
         """Yield those at or below a place where the base has `a` and the recipe has `b`."""
         same = isinstance(b, Config) and type(a) is type(b)
         inside = isinstance(b, Mapping) and "kind" not in b and (a is _ABSENT or isinstance(a, Mapping))
@@ -150,7 +137,7 @@ def _changes(base: Recipe, recipe: Recipe) -> Iterator[_Change]:
         reordered = inside and a is not _ABSENT and [*a] != [*b] and {*a} == {*b}
         if reordered or (a != b and not (same or inside)):
             with suppress(UserError):  # others need it, or it them
-                yield _Change(".".join(keys), b, a, _replaced(recipe, keys, a), owner)
+                yield Change(".".join(keys), b, a, _replaced(recipe, keys, a), owner)
         if isinstance(b, Config) and (same or a != b):
             held = {field.name: getattr(a, field.name) for field in fields(a)} if same else _defaults(type(b))
             for name, value in held.items():
@@ -214,7 +201,7 @@ class _Observed:
     The copy trains only as far as a comparison needs, so `read` is complete once one comparison has gone to the end.
     """
 
-    def __init__(self, recipe: Recipe, changes: list[_Change]) -> None:
+    def __init__(self, recipe: Recipe, changes: list[Change]) -> None:
         self.recipe = recipe
         self.read: set[tuple[type, str]] = set()
         with _reads(self.read):
