@@ -5,12 +5,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import click
 
 from caddie.cli.options import is_setting, named_recipe, options, recipe_argument, settings_argument, tell, written_out
-from caddie.config import Config, assignments, plain, show
+from caddie.config import ABSENT, Config, assignments, differences, plain, show
 from caddie.errors import UserError
 from caddie.report.display import Display
 from caddie.report.tables import crop, table
@@ -157,7 +156,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
     supply_parts([a, b] if b else [a], parts)
     left = find(a) if b else find_base(a) or find(a)
     right = named_recipe(b or a, settings)
-    changes = left.settings.diff(right.settings)
+    changes = list(differences(left.settings, right.settings))
     size = {"from": left.parameters, "to": right.parameters}
     work = {
         side: {
@@ -166,9 +165,9 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
         }
         for side, recipe in (("from", left), ("to", right))
     }
-    names, plainly = {"from": left.name, "to": right.name}, {path: plain(value) for path, value in changes.items()}
+    names, plainly = {"from": left.name, "to": right.name}, {path: plain(after) for path, _, after in changes}
     facts = {**names, "diff": plainly, "parameters": size, "training_flops_per_token": work}
-    rows = [row for path, value in changes.items() for row in _changes(path, _held(left, path), value)]
+    rows = [row for change in changes for row in _changes(*change)]
     figures = [_figure("parameters", size["from"], size["to"], ",")]
     grows = any(one["start"] != one["end"] for one in work.values())
     for when, label in (("start", " at the start"), ("end", " at the end")) if grows else (("end", ""),):
@@ -184,18 +183,14 @@ def _figure(label: str, before: float, after: float, form: str) -> tuple[str, ..
     return label, format(before, form), format(after, form), difference
 
 
-_ABSENT = object()
-"""Stands for the value of a path that does not exist."""
-
-
 def _changes(path: str, before: object, after: object) -> Iterator[tuple[str, str]]:
     """Yield the path and what changed there; each key that changed, where both values have keys."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in {**before, **after}:
-            if (old := before.get(key, _ABSENT)) != (new := after.get(key, _ABSENT)):
+            if (old := before.get(key, ABSENT)) != (new := after.get(key, ABSENT)):
                 yield from _changes(f"{path}.{key}", old, new)
     else:
-        old, new = ("(absent)" if value is _ABSENT else show(value) for value in (before, after))
+        old, new = ("(absent)" if value is ABSENT else show(value) for value in (before, after))
         yield path, f"{crop(old, 60)} -> {new}"
         if path.startswith("model.") and isinstance(before, Config) and isinstance(after, Config):
             yield from _new_defaults(path, vars(before), after)
@@ -208,14 +203,3 @@ def _new_defaults(path: str, before: Mapping[str, object], after: Config) -> Ite
         if value == field.default and before.get(field.name, value) != value:
             default = f"{show(value)}, the default of {type(after).__name__}"
             yield f"{path}.{field.name}", f"{show(before[field.name])} -> {default}"
-
-
-def _held(value: Any, path: str) -> object:
-    """Return what a config has at a path; `_ABSENT` if the path does not exist."""
-    if not path:
-        return value
-    held = vars(value) if isinstance(value, Config) else value
-    for name in sorted(held, key=len, reverse=True):  # one rule may begin like another
-        if f"{path}.".startswith(f"{name}."):
-            return _held(held[name], path[len(name) + 1 :])
-    return _ABSENT

@@ -2,6 +2,7 @@
 
 from caddie.config.assignment import assignments, parse_assignment
 from caddie.config.config import (
+    ABSENT,
     Channels,
     Config,
     Count,
@@ -12,6 +13,7 @@ from caddie.config.config import (
     Range,
     Seed,
     coerce,
+    differences,
     field_types,
     paths,
     plain,

@@ -22,6 +22,8 @@ from caddie.errors import UserError, suggest
 
 Diff = Mapping[str, Any]
 """Dotted path to value: the one notation for recipes, per-layer exceptions, sweeps, the command line and reports."""
+ABSENT = object()
+"""Stands for the value of a path that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Config(ABC):
         """Return the diff that turns this value into `other`: `self.but(self.diff(other)) == other`."""
         if type(self) is not type(other):
             raise TypeError(f"{type(self).__name__} and {type(other).__name__} have no diff")
-        return dict(_differences(self, other, ""))
+        return {path: after for path, _, after in differences(self, other)}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, with the class of every node under `kind`."""
@@ -336,12 +338,13 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _differences(a: object, b: object, path: str) -> Iterator[tuple[str, Any]]:
+def differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each path of the diff from `a` to `b` with the value of `a`, which may be `ABSENT`, and that of `b`."""
     if isinstance(a, Config) and isinstance(b, Config) and type(a) is type(b):
         a, b = _settings(a), _settings(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping) and [*b][: len(a)] == [*a]:
         for key, value in b.items():
             inner = _join(path, str(key))
-            yield from _differences(a[key], value, inner) if key in a else [(inner, value)]
+            yield from differences(a[key], value, inner) if key in a else [(inner, ABSENT, value)]
     elif a != b or (isinstance(a, Mapping) and isinstance(b, Mapping) and [*a] != [*b]):
-        yield path, b
+        yield path, a, b

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from caddie.config import Config, show
+from caddie.config import ABSENT, Config, show
 from caddie.config import config as configs
 from caddie.config.schedules import Schedule, TrainProgress, int_at, value_at
 from caddie.data.loaders import Stream
@@ -57,7 +57,6 @@ BOS = 1
 """Id that begins the documents of a copy."""
 STEPS = 4801
 """Number of steps assumed for a run whose budget is of seconds alone."""
-_ABSENT = object()
 
 Copy = tuple[GPT, Train]
 """Model and training of a small copy."""
@@ -77,7 +76,7 @@ class Change:
     """True if nothing reads the setting; false if it is read, or not known to be."""
 
     def __str__(self) -> str:
-        value, instead = ("nothing" if one is _ABSENT else show(one) for one in (self.value, self.instead))
+        value, instead = ("nothing" if one is ABSENT else show(one) for one in (self.value, self.instead))
         same = f"with {instead} instead the model, the losses and the weights are the same to the bit"
         return f"{self.path}={value} has no effect: {'nothing reads it' if self.unread else same}"
 
@@ -111,7 +110,7 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Change]:
     try:
         observed = _Observed(recipe, changes)
         suspects = [change for change in changes if not observed.differs(change.reverted)]
-        removals = {f"{change.path}." for change in suspects if change.value in (None, False, _ABSENT)}
+        removals = {f"{change.path}." for change in suspects if change.value in (None, False, ABSENT)}
         acting: list[str] = []
         if removals:  # acting are the paths at which the recipe's value alone would change the base
             back = list(_changes(recipe, base))
@@ -129,12 +128,12 @@ def _changes(base: Recipe, recipe: Recipe) -> Iterator[Change]:
     def walk(a: Any, b: Any, keys: tuple[str, ...], owner: type[Config]) -> Iterator[Change]:
         """Yield those at or below a place where the base has `a` and the recipe has `b`."""
         same = isinstance(b, Config) and type(a) is type(b)
-        inside = isinstance(b, Mapping) and "kind" not in b and (a is _ABSENT or isinstance(a, Mapping))
+        inside = isinstance(b, Mapping) and "kind" not in b and (a is ABSENT or isinstance(a, Mapping))
         if inside:
-            held = {} if a is _ABSENT else a
+            held = {} if a is ABSENT else a
             for key in {**b, **held}:
-                yield from walk(held.get(key, _ABSENT), b.get(key, _ABSENT), (*keys, key), owner)
-        reordered = inside and a is not _ABSENT and [*a] != [*b] and {*a} == {*b}
+                yield from walk(held.get(key, ABSENT), b.get(key, ABSENT), (*keys, key), owner)
+        reordered = inside and a is not ABSENT and [*a] != [*b] and {*a} == {*b}
         if reordered or (a != b and not (same or inside)):
             with suppress(UserError):  # others need it, or it them
                 yield Change(".".join(keys), b, a, _replaced(recipe, keys, a), owner)
@@ -156,7 +155,7 @@ def _replaced(node: Any, keys: tuple[str, ...], value: object) -> Any:
     if isinstance(node, Config):
         return replace(node, **{name: _replaced(getattr(node, name), rest, value)})
     held = {**node, name: _replaced(node.get(name), rest, value)}
-    return {key: item for key, item in held.items() if item is not _ABSENT}
+    return {key: item for key, item in held.items() if item is not ABSENT}
 
 
 def _defaults(cls: type[Config]) -> dict[str, Any]:
@@ -189,8 +188,8 @@ def _with_reads(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator
     """Yield what `work` yields, and add the settings that it reads."""
     while True:
         with _reads(read):
-            one = next(work, _ABSENT)
-        if one is _ABSENT:
+            one = next(work, ABSENT)
+        if one is ABSENT:
             return
         yield one
 
