@@ -35,21 +35,17 @@ def report(places: tuple[Path, ...], price: float | None, out: Path | None, as_j
     tell({"report": str(written[0]), "files": list(map(str, written))}, as_json, "\n".join(map(str, written)))
 
 
-def _split(word: str) -> list[str]:
-    """Return `--against=RUN` as the two words that it means, any other as it is."""
-    return word.split("=", 1) if word.startswith("--against=") else [word]
-
-
 class TwoGroups(click.Command):
     """A command whose `--against` takes every path up to the next option, as a shell's `*` gives them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option before each of its paths."""
         spread: list[str] = []
-        for argument in (part for word in args for part in _split(word)):
-            if spread[-2:-1] == ["--against"] and not argument.startswith("-"):
-                spread.append("--against")
-            spread.append(argument)
+        for word in args:
+            for argument in word.split("=", 1) if word.startswith("--against=") else [word]:
+                if spread[-2:-1] == ["--against"] and not argument.startswith("-"):
+                    spread.append("--against")
+                spread.append(argument)
         return super().parse_args(ctx, spread)
 
 
