@@ -186,7 +186,7 @@ def replay(
     to RUN-replay, unless --out names another folder. Exit status 1 if weights or score differ where they must be
     equal: on a CPU with a budget of steps, if program, libraries, machine and processes are the same.
     """
-    from caddie.run.replay import broken_promise, read_run_to_replay, replay_folder, summary
+    from caddie.run.replay import read_run_to_replay, replay_folder, summary
     from caddie.run.replay import replay as do_again
     from caddie.run.run import check_recipe
     from caddie.runtime import distributed
@@ -203,8 +203,8 @@ def replay(
     if facts is None:
         return 0
     tell(facts, as_json, summary(facts))
-    if broken := broken_promise(facts):
-        raise CheckFailed(broken)
+    if facts["identity_promised"] and not facts["identical"]:
+        raise CheckFailed(f"the replay in {place} differs where it must not: {', '.join(facts['differs'])}")
     return 0
 
 

@@ -211,12 +211,5 @@ def summary(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def broken_promise(facts: Mapping[str, Any]) -> str | None:
-    """Return what differs where it must not, as one line; None if the runs are as alike as was promised."""
-    if facts["identical"] or not facts["identity_promised"]:
-        return None
-    return f"the replay in {facts['replay']} differs where it must not: {', '.join(facts['differs'])}"
-
-
 def _short(value: object) -> str:
     return "not stated" if value is None else printable(str(value)[:60])
