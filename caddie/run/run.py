@@ -41,9 +41,6 @@ from caddie.train.size_forecast import Forecaster
 from caddie.train.stage_memory import check_stages
 from caddie.verify import verify
 from caddie.verify.audited_score import score_audited
-from caddie.verify.readable_text import is_readable
-
-_READABLE = "The scorer can read this text in its sandbox, so the score says nothing; name another text."
 
 
 def run(
@@ -207,12 +204,9 @@ def score_artifact(
     if scorer is None:
         scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)
     else:
-        progress.step({"event": "doing", "text": "looking for the text in files that the scorer can read"})
-        if readable := ranks.first and is_readable(corpus):
-            progress.note(_READABLE)  # before the minutes that the score may take
-        scores, audit = score_audited(artifact, text, chosen, scorer, progress, ranks, audit_seconds)
-        notes += [audit.evidence, *([_READABLE] if readable else [])]
-        audited = audit.decided and not readable
+        scores, audit = score_audited(artifact, corpus, text, chosen, scorer, progress, ranks, audit_seconds)
+        notes.append(audit.evidence)
+        audited = audit.decided
     corpus.check_unchanged()
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     if documents is not None and ranks.first:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caddie.data.corpus import Corpus
 from caddie.data.tokenizers import Ids
 from caddie.errors import CheckFailed
 from caddie.pack.artifact import Artifact
@@ -19,9 +20,11 @@ from caddie.verify.black_box import CountingScorer, LoopScorer
 from caddie.verify.changes import GAIN
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.probes import DRAWN, PROBES
+from caddie.verify.readable_text import is_readable
 from caddie.verify.remote_scorer import RemoteTokens, open_scorer, scorer_server
 from caddie.verify.whole_text import WholeText, audit
 
+_READABLE = "The scorer can read this text in its sandbox, so the score says nothing; name another text."
 _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
 """Most tokens, and about the seconds to score, of a text with drawn stretches; it has at least `_WINDOWS` windows."""
 
@@ -31,12 +34,13 @@ class Audit:
     """Result of auditing the score of a user's scorer."""
 
     decided: bool
-    """False if the scorer could read files, or a leak that was not found may have gained more than `changes.GAIN`."""
+    """False if the scorer could read files or the text, or a leak may have gained more than `changes.GAIN`."""
     evidence: str
 
 
 def score_audited(
     artifact: Artifact,
+    corpus: Corpus,
     text: Text,
     scoring: Scoring,
     name: str,
@@ -44,7 +48,7 @@ def score_audited(
     ranks: Ranks,
     seconds: float | None = None,
 ) -> tuple[dict[str, Score], Audit]:
-    """Return the scores of an artifact with that of the user's scorer `name`, and what its audit found.
+    """Return the scores of an artifact with that of the user's scorer `name` on a corpus's text, and its audit.
 
     The audit takes about as long as the scorer did, or as many seconds as given. `CheckFailed` if it finds that tokens
     are used too early. A scorer that is shown scored tokens alone is not audited.
@@ -64,6 +68,10 @@ def score_audited(
         sandboxed = scorer_server(artifact).sandboxed
         isolated, isolation = sandboxed.isolated, f"The scorer ran with {sandboxed.isolation}."
         progress.note(f"The scorer runs with {sandboxed.isolation}.")
+        progress.step({"event": "doing", "text": "looking for the text in files that the scorer can read"})
+        if ranks.first and is_readable(corpus):
+            isolated, isolation = False, f"{isolation} {_READABLE}"
+            progress.note(_READABLE)  # before the minutes that the score may take
         counting = CountingScorer(own)
         scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
     if isinstance(own, RemoteTokens):

@@ -413,7 +413,7 @@ def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
     readable = json.loads(caddie(*command).out)
     assert readable["bits_per_byte"] == result["bits_per_byte"]
     assert (result["audited"], readable["audited"]) == ("no writable disk" in result["notes"][-1], False)
-    assert readable["notes"][-1].startswith("The scorer can read this text in its sandbox")
+    assert "The scorer can read this text in its sandbox" in readable["notes"][-1]
 
 
 KNOWS_ENDS = """
