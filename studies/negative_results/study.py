@@ -307,7 +307,7 @@ scale_pack = at_scale(
     "negative_results_scale_pack",
     "What do other ways to round make of a twin that made its steps?",
     changing("pack"),
-    seeds=6,  # with three, two claims lacked a seed
+    seeds=8,  # with three, three claims lacked seeds
 )
 scale_score = at_scale(
     "negative_results_scale_score",
