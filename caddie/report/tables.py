@@ -75,13 +75,14 @@ def terminal_width() -> int:
     return max(20, min(WIDTH, shutil.get_terminal_size((WIDTH + 1, 24)).columns - 1))
 
 
-def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> str:
-    """Format a plain-text table: figures to the right with thousands separators, the last column wrapped.
+def table(rows: Iterable[Sequence[object]], header: Sequence[str], width: int | None = None) -> str:
+    """Format a plain-text table: figures to the right with thousands separators, the last column wrapped at `width`.
 
-    Where the columns do not fit a narrow terminal, each row becomes a block with a line for each column. Text that is a
-    figure already, such as `1.530120`, is kept as it is. No line end follows the last line.
+    `width` is that of the terminal unless given. Where the columns do not fit a narrow one, each row becomes a block
+    with a line for each column. Text that is a figure already, such as `1.530120`, is kept as it is. No line end
+    follows the last line.
     """
-    width = terminal_width()
+    width = width or terminal_width()
     values = [list(row) for row in rows]
     lines = [list(header), *([_cell(value) for value in row] for row in values)]
     right = [_is_numeric([row[index] for row in values]) for index in range(len(header))]
