@@ -70,6 +70,8 @@ def split_name(name: str) -> tuple[Path, str]:
 
 def read_source(path: Path) -> bytes:
     """Return the source in a Python file; `UserError` if it is none."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a Python file, as FILE.py or FILE.py:NAME")
     if not path.is_file():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"no file {path}{where}; name a Python file that is there, as FILE.py or FILE.py:NAME")

@@ -106,10 +106,9 @@ def find_base(name: str) -> Recipe | None:
     A whole recipe in a file, such as a run's, may be a stranger's: the base that it names must be shipped, for another
     file would be run that nobody named. Raises `UserError` if it is not.
     """
-    file = None if name in _SHIPPED else recipe_path(name)
+    file, base = None if name in _SHIPPED else recipe_path(name), find(name).base  # whose errors name the file
     if file and (stated := recipe_file.base_in(file)):
         return find(_beside(file, stated))
-    base = find(name).base
     if not base or not file:
         return find(base) if base else None
     if found := find_shipped(base):

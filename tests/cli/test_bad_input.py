@@ -374,6 +374,11 @@ RECIPES = [
         lambda b: ["run", "none.py:mine"],
         "; name a Python file that is there, as FILE.py or FILE.py:NAME",
     ),
+    Case(
+        "folder as a Python file",
+        lambda b: (Path("adir").mkdir(exist_ok=True), ["run", "adir:mine"])[1],
+        "adir is a folder",
+    ),
     Case("no recipe file here", lambda b: ["run", "none.py:mine"], f"no file none.py in {os.sep}"),
     Case(
         "no run folder",

@@ -191,6 +191,12 @@ def test_a_line_names_the_file_and_what_is_wrong(name: str, held: object, says: 
     assert len(str(error.value)) < 1000
 
 
+def test_a_misspelt_base_names_the_file_where_the_base_is_asked_for() -> None:
+    write("a.toml", 'base = "tinny"')
+    with pytest.raises(UserError, match=r"^a\.toml: no recipe tinny"):
+        find_base("a.toml")
+
+
 @pytest.mark.parametrize("name", ["none.toml", "none.json", "/dev/null/a.toml"])
 def test_a_file_that_is_not_there_is_said_to_be_so(name: str) -> None:
     with pytest.raises(UserError, match=f"no file {name}; name a recipe that is there"):
