@@ -8,7 +8,8 @@ A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows an
 - `NAME_scale` makes as many steps as the recipe's public runs, at its depth, so that schedules, averages, recurrence
   and test-time training are what they are at full size. Weight decay shrinks with the square root of the tokens of a
   step. So does the part of a normalized update that is not noise, and weights end where that part and decay balance.
-  It takes minutes to hours (`docs/studies.md`).
+  A step of the recipe reads hundreds of documents, and in the order of the text its twin's would read one or two; so
+  rows are shuffled. It takes minutes to hours (`docs/studies.md`).
 
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
 """
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 from caddie.config import schedules
 from caddie.config.schedules import IntSchedule, IterationWarmdown, Number, PiecewiseConstant, Rewarmed, all_values
+from caddie.data.loaders import PackedDocuments, SequentialStream, ShuffledSequences
 from caddie.errors import UserError
 from caddie.model import GPT, Block, GroupedQueryAttention, NTKRoPE, RandomMap, YaRNRoPE
 from caddie.pack.calibrate import TrainingText
@@ -79,6 +81,8 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     size, ttt = SCALES[suffix], recipe.score.ttt
     diff: dict[str, Any] = {"train.steps": steps, "score.stride": max(1, recipe.score.stride // ROW)}
     diff |= {"train.precision": "float32"}  # which is measured anew on each machine if it is left open
+    if isinstance(recipe.train.loader, SequentialStream | PackedDocuments):
+        diff["train.loader"] = ShuffledSequences()
     for name in ("weight_decay", "cautious_decay"):
         decays = _of_optimizers(recipe.train, name)
         diff |= {f"train.{path}": _times(decay, size.batch**-0.5) for path, decay in decays.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Schedule, StepRamp, Warmdown
+from caddie.data.loaders import CoprimeStride, ShuffledSequences
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds
@@ -78,7 +79,7 @@ def test_a_twin_of_all_steps_keeps_depth_schedules_averages_and_adaptation() -> 
     full, twin = shipped()["longer_warmdown"], find("longer_warmdown_scale")
     assert twin.train.steps == speeds()["longer_warmdown"].steps
     assert twin.train.seconds is None
-    for path in ("lr_schedule", "averaging", "qat", "loader", "clip_norm"):
+    for path in ("lr_schedule", "averaging", "qat", "clip_norm"):
         assert getattr(twin.train, path) == getattr(full.train, path), path
     for rule, optimizer in full.train.optimizers.items():
         assert twin.train.optimizers[rule] == optimizer.but(weight_decay=optimizer.weight_decay * 512**-0.5), rule
@@ -95,6 +96,12 @@ def test_a_twin_of_all_steps_keeps_depth_schedules_averages_and_adaptation() -> 
     assert (ttt.rank, ttt.alpha, ttt.chunk_tokens) == (10, 18.0, full_ttt.chunk_tokens)
     assert (ttt.phases.documents, ttt.phases.phases, ttt.phases.chunk_tokens) == (6, 3, 4096)
     assert ttt.lr == full_ttt.lr
+
+
+@pytest.mark.parametrize("name", ["baseline", "longer_warmdown", "vocabulary_8192"])
+def test_no_step_of_a_twin_of_all_steps_is_a_single_document(name: str) -> None:
+    assert find(f"{name}_scale").train.loader == ShuffledSequences()
+    assert find("vocabulary_4096_scale").train.loader == shipped()["vocabulary_4096"].train.loader == CoprimeStride()
 
 
 def test_the_larger_twin_differs_from_the_smaller_one_in_its_size_alone() -> None:
