@@ -121,7 +121,7 @@ def test_lines_are_taken_back_to_another_recipe_than_the_base() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "recipe", "origin", "least"),
-    [("study", "ngram_tilt", "baseline", 31), ("champion", "champion", "ngram_tilt", 4)],
+    [("study", "ngram_tilt", "baseline", 30), ("champion", "champion", "ngram_tilt", 4)],
 )
 def test_every_line_of_a_recipe_is_taken_back_once(name: str, recipe: str, origin: str, least: int) -> None:
     study = find_study(f"{STUDIES / 'ablations' / 'study.py'}:{name}")
@@ -132,6 +132,7 @@ def test_every_line_of_a_recipe_is_taken_back_once(name: str, recipe: str, origi
     asked = {path for path in full if not path.startswith(ours)}
     assert {path for path in asked if not any(path.startswith(line) or line.startswith(path) for line in lines)} <= {
         "score.precision",  # float32 in all twins
+        "train.loader",  # shuffled in all twins
         "train.micro_batches",
         "train.warmup_steps",
         "score.stride",
