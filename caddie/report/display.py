@@ -173,7 +173,7 @@ class Display(Progress):
         """Show tokens done. Speed and time left count from the first event on: its own time includes the start-up."""
         self._first_tokens = before, began = self._first_tokens or (done, self.now())
         tokens, seconds = done - before, self.now() - began
-        speed = tokens / seconds if tokens > 0 and seconds > 0 else 0.0
+        speed = tokens / seconds if tokens > 0 and seconds >= 1 else 0.0  # of a moment it would be millions
         rates = f"  {speed:,.0f} tokens/s  {clock((total - done) / speed)} left" if speed else ""
         self._show(done / total, f"{done:,} of {total:,} tokens{rates}")
 

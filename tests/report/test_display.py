@@ -431,6 +431,15 @@ def test_speed_and_time_left_wait_until_they_mean_something() -> None:
     assert stream.getvalue().splitlines() == ["plain", *lines] * 2
 
 
+def test_a_moment_has_no_speed() -> None:
+    hands, stream = Hands(), io.StringIO()
+    with Display(stream=stream, now=hands) as display:
+        for done in (10, 100):
+            display.step({"event": "tokens", "done": done, "total": 100})
+            hands.time += 0.001
+    assert stream.getvalue().splitlines() == [" 10%  10 of 100 tokens", "100%  100 of 100 tokens"]
+
+
 @pytest.mark.long
 def test_silent_work_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display_module, "FIRST_SILENCE", 0.2)
