@@ -109,7 +109,7 @@ def height(value: float, ticks: Sequence[float], box: float = 1000.0) -> float:
 
 def marks(values: Sequence[float], sign: str = "") -> list[Tick]:
     """Return ticks with as many digits as they need, from the first value to the last; `sign` "+" shows signs."""
-    digits = max(len(f"{value:.10g}".partition(".")[2]) for value in values)
+    digits = max(len(f"{value:.10f}".rstrip("0").partition(".")[2]) for value in values)
     labels = ["0" if sign and not value else f"{value:{sign}.{digits}f}".replace("-", "\u2212") for value in values]
     return [Tick(percent(value, values[0], values[-1]), label) for value, label in zip(values, labels, strict=True)]
 
@@ -117,7 +117,7 @@ def marks(values: Sequence[float], sign: str = "") -> list[Tick]:
 def byte_ticks(sizes: Sequence[float], place: Callable[[float], float]) -> list[Tick]:
     """Return a tick for each size, in MB if the last has a million bytes, else in kB; `place` gives its percent."""
     unit, name = (1e6, "MB") if sizes[-1] >= 1e6 else (1e3, "kB")
-    return [Tick(place(size), f"{size / unit:g} {name}") for size in sizes]
+    return [Tick(place(size), f"{size / unit:.10g} {name}") for size in sizes]
 
 
 def upward(ticks: Iterable[tuple[float, str]]) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from run_folder import make_events
 
 from caddie.report import charts
 from caddie.report.charts import (
+    byte_ticks,
     curve_chart,
     decimal,
     is_finite,
     log_ticks,
     loss_chart,
+    marks,
     nice_ticks,
     percent,
     smooth,
@@ -114,6 +116,21 @@ def test_loss_chart_needs_two_points() -> None:
     broken = loss_chart([*steps, steps[-1] | {"loss": math.nan}])
     assert broken is not None
     assert broken.notes[-1] == "Entries of the log without a finite loss: 1."
+
+
+@pytest.mark.parametrize("reach", [2e-6, 1e-5, 5e-5, 1e-4, 0.5])
+def test_labels_of_small_ticks_differ_and_say_their_values(reach: float) -> None:
+    ticks = nice_ticks(-reach, reach, 5)
+    labels = [tick.label for tick in marks(ticks, "+")]
+    assert [float(label.replace("\u2212", "-")) for label in labels] == pytest.approx(ticks)
+    assert labels[ticks.index(0.0)] == "0"
+
+
+def test_labels_of_sizes_that_differ_by_little_are_all_different() -> None:
+    for sizes in ([15_999_800, 15_999_850, 15_999_900, 15_999_950], [399_990, 399_995, 400_000]):
+        labels = [tick.label for tick in byte_ticks(sizes, float)]
+        unit = {"MB": 1e6, "kB": 1e3}[labels[0][-2:]]
+        assert [float(label[:-3]) * unit for label in labels] == pytest.approx(sizes, rel=1e-9)
 
 
 def test_decimal() -> None:
