@@ -17,7 +17,7 @@ from caddie.files import check_new_file, check_writable, making, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.pack.source_bundle import modules_needed
 from caddie.share.html_page import write_page
-from caddie.share.pull import HUB, artifact_file
+from caddie.share.pull import HUB, artifact_file, split_place
 
 CODE = ("caddie.share.modeling_caddie", "caddie.share.tokenization_caddie")
 """Modules that transformers is told of; it copies them, and all that they import, where it runs them."""
@@ -133,7 +133,7 @@ def export(place: Path, form: str, out: Path | None = None, parts: Sequence[Path
         check_new_file(out)
     else:
         of_hub = place.as_posix().startswith(HUB)
-        base = Path(place.name.partition("@")[0]) if of_hub else path.with_suffix("")
+        base = Path(split_place(place.as_posix())[0].partition("/")[2]) if of_hub else path.with_suffix("")
         out = base.with_name(f"{base.name}.html" if form == "html" else f"{base.name}-{form}")
         check_writable(out.absolute().parent)
     if out.exists() and out.samefile(path):

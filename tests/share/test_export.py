@@ -25,7 +25,7 @@ from caddie.pack.quantize.floats import Float16
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.shrink import small_copy
 from caddie.score import Scoring
-from caddie.share.export import FORMATS, standalone
+from caddie.share.export import FORMATS, export, standalone
 
 needs_transformers = pytest.mark.skipif(not find_spec("transformers"), reason="pip install '.[transformers]'")
 TEXT = "def read(self, name):\n\treturn self.Headers[name]  # 'naïve' ▁ <s> ЖЖ \U0001f600 <|1|> THE The \0 end\n"
@@ -218,6 +218,15 @@ def test_an_export_lies_beside_its_artifact(form: str, tmp_path: Path) -> None:
     again = call("export", tmp_path / "model.caddie", "--to", form)
     assert (again.status, again.err) == (2, f"caddie: {tmp_path / f'model-{form}'} exists; name a new folder\n")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("revision", ["", "@main", "@ada/wider"])
+def test_an_export_of_the_hub_is_named_by_its_repository(
+    revision: str, tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("caddie.share.export.artifact_file", lambda place: tiny_run.artifact)
+    assert export(Path(f"hf:ada/tiny.lm{revision}"), "safetensors") == Path("tiny.lm-safetensors")
 
 
 def test_what_cannot_be_exported_is_one_line(tiny_run: TinyRun, tmp_path: Path) -> None:
