@@ -173,9 +173,16 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
     for when, label in (("start", " at the start"), ("end", " at the end")) if grows else (("end", ""),):
         before, after = (work[side][when] / 1e6 for side in ("from", "to"))
         figures.append(_figure(f"training MFLOP per token{label}", before, after, ",.1f"))
-    change = f"{left.name} -> {right.name}"
+    change = f"{_headline_name(a, left.name) if b else left.name} -> {_headline_name(b or a, right.name)}"
     changed = table(rows, ["setting", change]) if rows else f"{change}: the same settings"
     tell(facts, as_json, f"{changed}\n\n{table(figures, ['', 'from', 'to', 'difference'])}")
+
+
+def _headline_name(typed: str, name: str) -> str:
+    """Return the name of a recipe, behind the alias that was typed for it."""
+    from caddie.recipes.names import ALIASES
+
+    return f"{typed} ({name})" if typed.startswith(tuple(ALIASES)) else name
 
 
 def _figure(label: str, before: float, after: float, form: str) -> tuple[str, ...]:

@@ -353,6 +353,15 @@ def test_diff_tells_size_and_work(caddie: Call) -> None:
     assert caddie("diff", "baseline").out.startswith("baseline -> baseline: the same settings\n")
 
 
+def test_diff_shows_the_name_that_was_typed(caddie: Call) -> None:
+    assert caddie("diff", "best_record", "ngram_tilt").out.startswith("best_record (ngram_tilt) -> ngram_tilt: ")
+    alone = caddie("diff", "best_record_mini", "model.depth=6").out
+    assert alone.splitlines()[0].endswith(" -> best_record_mini")
+    assert alone.splitlines()[1].strip() == "(ngram_tilt_mini)"
+    facts = json.loads(caddie("diff", "champion", "best_record", "--json").out)
+    assert (facts["from"], facts["to"]) == ("champion", "ngram_tilt")
+
+
 def test_diff_has_a_line_for_each_key_that_changed(caddie: Call) -> None:
     lines = caddie("diff", "ngram_tilt", "champion").out.splitlines()
     starts = [line.split()[0] for line in lines if line.startswith("pack.quantizers")]
