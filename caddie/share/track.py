@@ -4,6 +4,7 @@ A run that is going on is followed by a process of its own, which reads `log.jso
 training down, stop it, or write to its standard output.
 """
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 from caddie.errors import UserError, first_line
 from caddie.files import reason
+from caddie.lab.executors import why_it_died
 from caddie.report.charts import is_finite
 from caddie.report.read import parse_events, parse_finite, pick, read_json, read_result
 from caddie.report.run_files import LOG, RECIPE, RESULT
@@ -198,7 +200,8 @@ def tracked(kind: str | None, folder: Path, progress: Progress) -> Iterator[None
             progress.note(f"{kind}: {reason(error)}; the run goes on without it")
             yield
             return
-        watch = threading.Thread(target=_watch, args=(kind, folder, process, said, progress), daemon=True)
+        late = threading.Event()
+        watch = threading.Thread(target=_watch, args=(kind, folder, process, said, progress, late), daemon=True)
         watch.start()
         try:
             yield
@@ -207,12 +210,21 @@ def tracked(kind: str | None, folder: Path, progress: Progress) -> Iterator[None
             process.stdin.close()
             progress.step({"event": "doing", "text": f"waiting for {kind}"})
             watch.join(PATIENCE_SECONDS)
-            process.kill()
-            watch.join(1.0)
+            if watch.is_alive():
+                late.set()
+                process.kill()
+                watch.join(1.0)
 
 
-def _watch(kind: str, folder: Path, process: subprocess.Popen[str], said: IO[str], progress: Progress) -> None:
-    """Show where the tracker's run is, and the reason if its process fails."""
+def _watch(
+    kind: str,
+    folder: Path,
+    process: subprocess.Popen[str],
+    said: IO[str],
+    progress: Progress,
+    late: threading.Event,
+) -> None:
+    """Show where the tracker's run is, and the reason if its process fails, or is killed for being `late`."""
     assert process.stdout
     with process.stdout as places:
         for line in places:
@@ -220,8 +232,10 @@ def _watch(kind: str, folder: Path, process: subprocess.Popen[str], said: IO[str
     if status := process.wait():
         said.seek(0)
         lines = said.read().strip().splitlines() or [f"it ended with status {status}"]
-        why = f"took more than {PATIENCE_SECONDS:.0f} s to end" if status < 0 else lines[-1].removeprefix("caddie: ")
-        progress.note(f"{kind}: {why}; the run is whole, and `caddie track {folder} --to {kind}` sends it again")
+        why = (status < 0 and why_it_died(status)) or lines[-1].removeprefix("caddie: ")
+        why = f"took more than {PATIENCE_SECONDS:.0f} s to end" if late.is_set() else why
+        again = shlex.join(["caddie", "track", str(folder), "--to", kind])
+        progress.note(f"{kind}: {why}; the run is whole, and `{again}` sends it again")
 
 
 @contextmanager

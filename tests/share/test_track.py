@@ -249,6 +249,30 @@ def test_a_run_goes_on_where_no_process_can_be_started(tmp_path: Path, monkeypat
     assert notes == ["wandb: Resource temporarily unavailable; the run goes on without it"]
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "its process was ended by signal 9, out of memory?"),
+        ("import time; time.sleep(600)", "took more than 1 s to end"),
+    ],
+)
+def test_a_follower_that_is_killed_is_told_from_a_slow_one(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, notes, progress = subprocess.Popen, list[str](), Progress()
+
+    def instead(command: list[str], **settings: Any) -> subprocess.Popen[str]:
+        return begin([sys.executable, "-c", code], **settings)
+
+    monkeypatch.setattr(track.subprocess, "Popen", instead)
+    monkeypatch.setattr(track, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(progress, "note", notes.append)
+    run = tmp_path / "my run"
+    with track.tracked("wandb", run, progress):
+        pass
+    assert notes == [f"wandb: {said}; the run is whole, and `caddie track '{run}' --to wandb` sends it again"]
+
+
 # The libraries themselves
 
 
