@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -61,7 +62,8 @@ def read_result(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         todo, run = "name the folder of a finished run", path.parent
         if path.name == RESULT and (run / RECIPE).exists():
-            todo = f"the run is not finished; do what is left, to the score, with: caddie run {run} --out {run}"
+            again = shlex.join(["caddie", "run", str(run), "--out", str(run)])
+            todo = f"the run is not finished; do what is left, to the score, with: {again}"
         raise UserError(f"no {path}; {todo}") from None
     except (UnicodeDecodeError, ValueError, RecursionError):
         todo = "remove it and run the recipe again" if path.name == RESULT else "name the folder of a finished run"

@@ -4,6 +4,7 @@ Nothing that is fetched is run.
 """
 
 import re
+import shlex
 from pathlib import Path
 
 from caddie.data.corpus import file_sha256
@@ -39,7 +40,7 @@ def artifact_file(place: Path) -> Path:
         if others := sorted(path.name for path in place.glob(f"*{Path(ARTIFACT).suffix}")):
             raise UserError(f"{place} has no {ARTIFACT}, but {others[0]}; name {place / others[0]}")
         trained = (place / WEIGHTS).exists()
-        todo = f"make it with: caddie pack {place}" if trained else "name the folder of a finished run"
+        todo = f"make it with: caddie pack {shlex.quote(str(place))}" if trained else "name the folder of a finished run"
         raise UserError(f"{place} has no {ARTIFACT}; {todo}")
     return place / ARTIFACT if place.is_dir() else place
 

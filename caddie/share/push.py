@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,7 @@ def run_files(run: Path) -> dict[str, bytes]:
     """
     _, about = read_finished(run)
     if not (run / REPORT).is_file():
-        raise UserError(f"{run / REPORT} is missing; make it by: caddie report {run}")
+        raise UserError(f"{run / REPORT} is missing; make it by: caddie report {shlex.quote(str(run))}")
     parts = {f"{PARTS}/{one.name}": one.sha256 for one in read_stated(pick(about, PARTS) or [])}
     files = {}
     for name in (ARTIFACT, RESULT, REPORT, *parts):

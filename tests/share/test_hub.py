@@ -265,3 +265,18 @@ def test_a_folder_that_somebody_else_made_publishes_nothing_of_mine(tiny_run: Ti
             (run / "parts" / "x.py").symlink_to(tmp_path / "secret")
         with pytest.raises(UserError, match=says):
             run_files(run)
+
+
+def test_a_command_to_copy_names_a_folder_with_spaces(tiny_run: TinyRun, tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    shutil.copytree(tiny_run.folder, run)
+    (run / "report.html").unlink()
+    with pytest.raises(UserError, match=re.escape(f"make it by: caddie report '{run}'")):
+        run_files(run)
+    (run / "result.json").unlink()
+    with pytest.raises(UserError, match=re.escape(f"with: caddie run '{run}' --out '{run}'")):
+        run_files(run)
+    (run / "artifact.caddie").unlink()
+    (run / "weights.safetensors").touch()
+    with pytest.raises(UserError, match=re.escape(f"make it with: caddie pack '{run}'")):
+        artifact_file(run)
