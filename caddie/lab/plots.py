@@ -143,7 +143,6 @@ def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Draw
         **upward((height(value, up) / 10, f"{value:g}") for value in up),
         across=[Tick(percent(at, 0.0, last), label) for at, label in across if at <= last],
         summary=f"{len(found)} labels, up to {last:,.4g} {unit}.",
-        above=0,
     )
 
 

@@ -65,7 +65,7 @@ def read_result(path: Path) -> dict[str, Any]:
             again = shlex.join(["caddie", "run", str(run), "--out", str(run)])
             todo = f"the run is not finished; do what is left, to the score, with: {again}"
         raise UserError(f"no {path}; {todo}") from None
-    except (UnicodeDecodeError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         todo = "remove it and run the recipe again" if path.name == RESULT else "name the folder of a finished run"
         raise UserError(f"{path} is not JSON; {todo}") from None
     version = pick(result, "version")

@@ -148,7 +148,7 @@ def _facts(artifact: Artifact, result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": manifest.recipe or artifact.path.stem,
         "typed": shlex.quote(artifact.path.name),
-        "bits": number(result.get("bits_per_byte"), ".4f") if result else None,
+        "bits": number(result.get("bits_per_byte"), ".4f"),
         "plain": number(pick(scores, "quantized_plain", "bits_per_byte"), ".4f"),
         "way": way,
         "bytes": f"{total:,}",

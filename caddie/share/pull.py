@@ -40,8 +40,8 @@ def artifact_file(place: Path) -> Path:
         if others := sorted(path.name for path in place.glob(f"*{Path(ARTIFACT).suffix}")):
             raise UserError(f"{place} has no {ARTIFACT}, but {others[0]}; name {place / others[0]}")
         trained = (place / WEIGHTS).exists()
-        todo = f"make it with: caddie pack {shlex.quote(str(place))}" if trained else "name the folder of a finished run"
-        raise UserError(f"{place} has no {ARTIFACT}; {todo}")
+        pack = f"make it with: caddie pack {shlex.quote(str(place))}"
+        raise UserError(f"{place} has no {ARTIFACT}; {pack if trained else 'name the folder of a finished run'}")
     return place / ARTIFACT if place.is_dir() else place
 
 
