@@ -128,7 +128,10 @@ def _found(source: str | Path | None) -> Source:
         return Source(LIBRARY, f"{LIBRARY_TEXT} {platform.python_version()}", files, tolerant=True)
     if str(source).startswith(HUB):
         return _data_set(str(source)[len(HUB) :])
-    path = expanded(source).resolve()
+    named = expanded(source)
+    path = named.resolve()
+    if path.is_file() and (_is_rows(named) or named.suffix.lower() in _UNPACKERS):
+        path = named.parent.resolve() / named.name  # a link, as of the hub's cache, to a file named by its hash
     check_utf8(path)
     if path.is_dir():
         files = tuple(_walk(path, re.compile(r"\..*")))
@@ -136,7 +139,7 @@ def _found(source: str | Path | None) -> Source:
             raise UserError(f"{path}: the folder holds no files; give a text file, JSON lines or a folder of them")
         return Source(path.name, str(path), files, tolerant=True)
     if not path.is_file():
-        if expanded(source).exists():  # a pipe's resolved path does not
+        if named.exists():  # a pipe's resolved path does not
             raise UserError(f"{source}: not a regular file; save the text in one")
         raise UserError(
             f"{source}: no such file or folder; give text, JSON lines, Parquet, a folder, {HUB}NAME or {LIBRARY}"

@@ -278,6 +278,22 @@ def test_linked_folders_are_read_once_and_links_that_lead_up_are_not(tmp_path: P
     assert found == [b"in others alone", b"of others", b"of texts"]
 
 
+def test_a_link_says_what_the_file_holds_whose_own_name_does_not(tmp_path: Path) -> None:
+    """As in the cache of the hub, where files are named by their hashes."""
+    packed = zstandard.compress(lines("one", "two"))
+    for link, to, content in (
+        ("a.jsonl", "5d41402a", lines("one", "two")),
+        ("b.jsonl.zst", "7d793037", packed),
+        ("latest", "c.jsonl.zst", packed),
+    ):
+        (tmp_path / to).write_bytes(content)
+        (tmp_path / link).symlink_to(to)
+        assert list(sources.find(tmp_path / link).documents()) == [b"one", b"two"]
+    (tmp_path / "d.txt.gz").symlink_to("e")
+    (tmp_path / "e").write_bytes(gzip.compress(b"plain text"))
+    assert list(sources.find(tmp_path / "d.txt.gz").documents()) == [b"plain text"]
+
+
 def test_a_single_shard_is_told_to_be_named_by_its_folder(tmp_path: Path) -> None:
     write_shard(tmp_path / "val_000000.bin", np.arange(300, dtype=np.uint16))
     with pytest.raises(UserError, match=r"val_000000.bin: not UTF-8 text; .*; of shards, name the folder$"):
