@@ -49,12 +49,13 @@ def shared_ngrams(
     known, which = np.unique(hashes[inside], return_inverse=True)
     found, maybe = np.zeros(len(known) + 1, bool), np.zeros(1 << _FILTER_BITS, bool)
     maybe[known >> _FILTER_SHIFT] = True
+    padded = np.append(known, np.uint64(0))  # of a plain 0 NumPy would make floats, of 53 bits
     done = 0
     for chunk in _chunks(shards, length):
         met = _ngrams(chunk, factors, part)[1]
         met = met[maybe[met >> _FILTER_SHIFT]]  # most are none of these, and a search takes longer
         at = np.searchsorted(known, met)
-        found[at[np.append(known, 0)[at] == met]] = True
+        found[at[padded[at] == met]] = True
         done += len(chunk)
         share = min(done / total, 1.0)
         progress.step({"event": "doing", "text": f"looking for held-out text in training text, {share:.0%}"})

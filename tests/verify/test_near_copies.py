@@ -16,6 +16,7 @@ from caddie.data import contamination
 from caddie.data.contamination import shared_ngrams
 from caddie.data.corpus import Corpus, document_hash, write_hashes
 from caddie.data.prepare import prepare
+from caddie.data.shards import Tokens
 from caddie.data.tokenizers import ByteTokenizer, RawBytes
 from caddie.errors import UserError
 from caddie.pack.artifact import load
@@ -133,6 +134,17 @@ def test_ngrams_are_those_counted_by_hand(seed: int, monkeypatch: pytest.MonkeyP
     held_out, *shards = (np.array([*chain(*one)], np.uint16) for one in (made[0], made[1][:4], made[1][4:]))
     found = shared_ngrams(held_out, shards, BOS, length, seed)
     assert [*zip(*found, strict=True)] == counted_by_hand(*made, length)
+
+
+def test_hashes_that_differ_in_a_low_bit_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float has 53 bits of their 64."""
+
+    def first_tokens(columns: Sequence[Tokens], factors: contamination.Hashes) -> contamination.Hashes:
+        return columns[0].astype(np.uint64) + np.uint64(1 << 60)
+
+    monkeypatch.setattr(contamination, "_hash", first_tokens)
+    found = shared_ngrams(np.array([10, 12, 14], np.uint16), [np.array([11, 12, 13], np.uint16)], BOS, 1, 0)
+    assert found.shared.tolist() == [1]
 
 
 def test_a_drawn_part_is_the_same_of_both_texts(monkeypatch: pytest.MonkeyPatch) -> None:
