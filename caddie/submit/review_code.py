@@ -212,7 +212,7 @@ def _check_call(node: ast.Call, script: Script, found: Findings) -> None:
 def _positive(value: object) -> bool:
     try:
         return isinstance(value, (str, int, float)) and not isinstance(value, bool) and float(value) > 0
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,8 @@ def read_json(text: str, name: str, found: Findings) -> dict[str, Any]:
         data = json.loads(text, parse_float=Decimal, parse_constant=_refuse)
     except RecursionError:
         found.add("json", name, "it is nested too deeply")
+    except InvalidOperation:
+        found.add("json", name, "it has a number whose exponent is too large")
     except ValueError as error:
         found.add("json", name, f"it is not JSON ({str(error)[:100]})", getattr(error, "lineno", None))
     else:

@@ -162,6 +162,7 @@ SIGNS = {
     "space counted in the table": (SPACES.replace("has_leading_space[target] & ~is_boundary[before]", "0"), set()),
     "hints": (HINTS, {"code-target-hints"}),
     "no hints": (HINTS.replace("0.75", "0.0"), set()),
+    "hints of a number that is no float": ("within_boost = 0x" + "f" * 5000, set()),
     "network": ("from huggingface_hub import hf_hub_download\n", {"code-network"}),
     "shell": (
         "import subprocess\nsubprocess.run(['pip', 'install x'])\nsubprocess.run('wget x', shell=True)\n",
