@@ -76,7 +76,7 @@ class _Walk(Values):
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.stmt):
                     self.statement(child)
-                elif isinstance(child, ast.ExceptHandler):
+                elif isinstance(child, (ast.ExceptHandler, ast.match_case)):
                     self.block(child.body)
                 elif isinstance(child, ast.expr):
                     self.value(child)

@@ -147,6 +147,12 @@ CHEATS = {
         "target",
     ),
     "before quantization": (POLISH, WEIGHTS, "    polish(model, held)\n" + WEIGHTS, "trains-on-validation"),
+    "before quantization, where a pattern matches": (
+        POLISH,
+        WEIGHTS,
+        "    match sp.kind:\n        case 1:\n            polish(model, held)\n" + WEIGHTS,
+        "trains-on-validation",
+    ),
     "before quantization, from a stream": (
         FINE,
         WEIGHTS,
