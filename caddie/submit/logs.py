@@ -118,8 +118,11 @@ class Log:
     @property
     def seed(self) -> int | None:
         """The seed in the file's name, as in `train_seed42.log`, else the one that the log states."""
-        named = re.search(r"(?:seed[_-]?|_s|log_|train)(\d{1,18})(?!\d)", self.file.rpartition("/")[2])
-        return int(named[1]) if named else self.stated_seed
+        name = self.file.rpartition("/")[2]
+        for before in (r"(?i:seed)[_-]?", "(?:_s|log_|train)"):  # as `s64` may be a stride, and `train600` seconds
+            if named := re.search(rf"{before}(\d{{1,18}})(?!\d)", name):
+                return int(named[1])
+        return self.stated_seed
 
     @property
     def stated_seed(self) -> int | None:

@@ -135,6 +135,8 @@ SEEDS = {
     "eval_v6_s1234.log": 1234,
     "train.log": None,
     "train_v3.txt": None,
+    "sliding_s64_seed1337.log": 1337,
+    "train600_SEED-7.log": 7,
 }
 
 
