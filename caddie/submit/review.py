@@ -134,7 +134,7 @@ def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
     if text and (forced := re.search(r"FORCE_STOP_STEP\W{1,3}([1-9]\d{0,9})", text)):
         said = f"training ends at step {forced[1]}, whatever the clock says"
         found.add("code-force-stop", name or "", said, text.count("\n", 0, forced.start()) + 1)
-    if not text or claims.score is None:
+    if text is None or claims.score is None:
         return
     numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,10}(?!\d)", text))
     written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]

@@ -305,6 +305,10 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
     assert rules(review(folder)) == {"score-std"}
 
 
+def test_an_empty_readme_states_no_score(tmp_path: Path) -> None:
+    assert found(review(write_submission(tmp_path / "a", files={"README.md": ""})), "score-readme").file == "README.md"
+
+
 def test_folders_that_are_not_looked_at_are_told(tmp_path: Path) -> None:
     files = {".lib/hidden.py": "", "a/b/c/d/hidden.py": ""}
     result = review(write_submission(tmp_path / "a", files=files))
