@@ -72,6 +72,9 @@ def _read(path: Path, found: Findings) -> tuple[Folder, Stated]:
     found.unlimited = _unlimited(path, data)
     claims = read_claims(data, file, found) if file and data else Claims(file or "submission.json")
     names = [name for name in folder.sizes if _is_log(name)]
+    for name in names[_MOST_LOGS : _MOST_LOGS + 1]:
+        said = f"of {len(names)} logs the first {_MOST_LOGS} were read, and neither this one nor any after it"
+        found.add("file-unread", name, said)
     texts = [(name, folder.text(name, found)) for name in names[:_MOST_LOGS]]
     logs = [parse_log(name, text) for name, text in texts if text]
     logs = [log for log in logs if log.scores or log.value("total_bytes") is not None]

@@ -305,6 +305,13 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
     assert rules(review(folder)) == {"score-std"}
 
 
+def test_logs_beyond_those_that_are_read_are_told(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", files={f"a{number}.txt": "no result" for number in range(38)})
+    one = found(review(folder), "file-unread")
+    assert (one.severity, one.file) == ("warning", "train_seed7.log")
+    assert one.sentence == "of 41 logs the first 40 were read, and neither this one nor any after it"
+
+
 def test_an_empty_readme_states_no_score(tmp_path: Path) -> None:
     assert found(review(write_submission(tmp_path / "a", files={"README.md": ""})), "score-readme").file == "README.md"
 
