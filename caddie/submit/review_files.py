@@ -1,5 +1,6 @@
 """Reading a submission folder that may be hostile: bounded in files, bytes, depth and time; nothing is followed."""
 
+import codecs
 import json
 import os
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ _MOST_BYTES = 8_000_000
 """Largest text that is read; the largest merged log has 0.2 MB."""
 _MOST_TOGETHER = 32_000_000
 _MOST_JSON_BYTES = 1_000_000
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass
@@ -37,6 +39,10 @@ class Folder:
             found.add("file-unread", name, f"it cannot be read ({reason(error)})")
             return None
         self.left -= len(data)
+        # As PowerShell writes a command's output: Latin letters have a zero beside them. Python reads no such source.
+        if data.startswith(_UTF_16) and data.count(0) > len(data) / 3 and not name.endswith(".py"):
+            found.add("file-unread", name, "it is UTF-16, where UTF-8 is expected", note=True)
+            return data.decode("utf-16", errors="replace")
         try:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError:

@@ -305,6 +305,21 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
     assert rules(review(folder)) == {"score-std"}
 
 
+def test_files_in_utf_16_are_read_and_told(tmp_path: Path) -> None:
+    """As PowerShell writes what a command prints; a script must be UTF-8."""
+    folder = write_submission(tmp_path / "a")
+    for encoding in ("utf-16-le", "utf-16-be"):
+        for file in write_submission(folder).iterdir():
+            if file.suffix != ".py":
+                file.write_bytes(f"\ufeff{file.read_text()}".encode(encoding))
+        result = review(folder)
+        assert rules(result) == {"score-std", "file-unread"}
+        assert found(result, "file-unread").sentence == "it is UTF-16, where UTF-8 is expected"
+        assert found(result, "file-unread").severity == "note"
+    (folder / "train_gpt.py").write_text(SCRIPT, encoding="utf-16")
+    assert "code-syntax" in rules(review(folder), "warning")
+
+
 def test_logs_beyond_those_that_are_read_are_told(tmp_path: Path) -> None:
     folder = write_submission(tmp_path / "a", files={f"a{number}.txt": "no result" for number in range(38)})
     one = found(review(folder), "file-unread")
