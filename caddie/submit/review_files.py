@@ -78,6 +78,8 @@ def list_folder(path: Path, found: Findings) -> Folder:
                 elif entry.name != ".git":
                     why = "its name begins with a dot" if depth < _MOST_DEPTH else "it is too deep"
                     found.add("file-unread", name, f"{why}; what is in it was neither read nor counted: move it")
+            elif path / name != Path(entry.path):
+                found.add("file-unread", name, "its name is not UTF-8, and it was not read: rename it")
             elif entry.is_file(follow_symlinks=False):
                 folder.sizes[name] = entry.stat(follow_symlinks=False).st_size
             else:

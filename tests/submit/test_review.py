@@ -327,6 +327,14 @@ def test_logs_beyond_those_that_are_read_are_told(tmp_path: Path) -> None:
     assert one.sentence == "of 41 logs the first 40 were read, and neither this one nor any after it"
 
 
+def test_a_name_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    os.rename(folder / "train_seed42.log", os.fsencode(folder) + b"/train_seed42_\xff.log")
+    one = found(review(folder), "file-unread")
+    assert (one.severity, one.file) == ("warning", "train_seed42_\ufffd.log")
+    assert one.sentence == "its name is not UTF-8, and it was not read: rename it"
+
+
 def test_an_empty_readme_states_no_score(tmp_path: Path) -> None:
     assert found(review(write_submission(tmp_path / "a", files={"README.md": ""})), "score-readme").file == "README.md"
 
