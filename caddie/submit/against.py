@@ -1,7 +1,9 @@
 """The record that a submission is compared with: a recipe's published scores, or another submission's."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from statistics import fmean
 
@@ -9,7 +11,9 @@ from caddie.errors import UserError
 from caddie.files import reason
 from caddie.lab.stats import welch
 from caddie.recipes.catalog import find
-from caddie.report.read import known_number, pick, read_object
+from caddie.report.read import pick, read_object
+from caddie.submit.review_claims import read_claims
+from caddie.submit.review_rules import Findings
 from caddie.submit.runs import Run
 
 JSON = "submission.json"
@@ -56,13 +60,10 @@ def _submitted(path: Path) -> tuple[str, list[float], str | None, bool]:
     The last is True if it says that the text is not the contest's.
     """
     try:
-        known = read_object(path)
+        known = json.loads(json.dumps(read_object(path)), parse_float=Decimal)  # numbers as `read_claims` takes them
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); name a submission or its {JSON}") from None
-    by_seed = known.get("seed_results")
-    entries = list(by_seed.values()) if isinstance(by_seed, dict) else []
-    scores = [score for entry in entries if (score := known_number(pick(entry, "val_bpb"))) is not None]
-    mean, text = known_number(known.get("val_bpb")), pick(known, "sha256", "validation_documents")
-    name = str(known.get("name") or path.parent.name)
-    own = pick(known, "compliance", "contest_validation_set") is False
-    return name, scores or ([mean] if mean is not None else []), text if isinstance(text, str) else None, own
+    claims = read_claims(known, JSON, Findings(False))
+    scores = [float(score) for score in claims.scores.values() or [claims.score] if score is not None]
+    text, name = pick(known, "sha256", "validation_documents"), str(known.get("name") or path.parent.name)
+    return name, scores, text if isinstance(text, str) else None, claims.own_set

@@ -376,6 +376,22 @@ def test_scores_on_another_set_do_not_compare(tmp_path: Path) -> None:
         compare_with(str(own), runs)
 
 
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {"val_bpb": 1.3, "seeds": {"0": {"val_bpb": 1.2}, "42": {"val_bpb": 1.4}}},
+        {"mean_val_bpb": 1.3, "seeds": [42, 0], "seed_scores": [1.2, 1.4]},
+    ],
+)
+def test_scores_of_seeds_count_in_every_spelling_of_merged_records(scores: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "submission.json").write_text(json.dumps(scores | {"p_value": math.nan}))
+    results = ({"bits_per_byte": bits, "sha256": {"validation_documents": "x"}} for bits in (1.1, 1.0))
+    runs: Any = [SimpleNamespace(on_contest_text=True, result=result) for result in results]
+    base = compare_with(str(tmp_path), runs)
+    assert base.scores == [1.2, 1.4]
+    assert base.p == pytest.approx(ttest_ind([1.1, 1.0], [1.2, 1.4], equal_var=False, alternative="less").pvalue)
+
+
 def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
     run = submitted.read_submitted(runs[0])
     object.__setattr__(run, "recipe", run.recipe.but({"pack.carry_source": True}))
