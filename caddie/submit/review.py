@@ -24,7 +24,7 @@ _MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
 """Logs, scripts that prepare data, and different numbers of the README that are looked at."""
 _README_DIGITS = 3
 """Digits after the point that a README may round scores to."""
-_VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})")
+_VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})([kK]?)")
 _UNLIMITED = re.compile(r"(?:track[-_ ])?non[-_ ]?record", re.IGNORECASE)
 
 
@@ -151,7 +151,7 @@ def _check_held_out(folder: Folder, found: Findings) -> None:
     for name in folder.sizes:
         text = folder.text(name, found) if re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I) else None
         for match in _VAL_DOCS.finditer(text or ""):
-            if (count := int(re.sub(r"\D", "", match[1]))) < HELD_OUT:
+            if (count := int(re.sub(r"\D", "", match[1])) * (1_000 if match[2] else 1)) < HELD_OUT:
                 said = f"training text was prepared with {count:,} documents held out, of {HELD_OUT:,} in the set"
                 line = (text or "").count("\n", 0, match.start()) + 1
                 found.add("held-out-stated", name, f"{said}: it holds the others", line)
