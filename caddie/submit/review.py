@@ -139,7 +139,7 @@ def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
         found.add("code-force-stop", name or "", said, text.count("\n", 0, forced.start()) + 1)
     if text is None or claims.score is None:
         return
-    numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,10}(?!\d)", text))
+    numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,18}(?!\d)", text))
     written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]
     for what, score in (("val_bpb", claims.score), *((f"seed {k}", v) for k, v in claims.scores.items())):
         if not any(agree(number, score, _README_DIGITS) for number in written):

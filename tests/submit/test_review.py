@@ -651,6 +651,8 @@ def test_the_readme_may_round(tmp_path: Path) -> None:
     rounded = {"README.md": "Mean 1.101, of 1.10012, 1.10112 and 1.10212."}
     assert "score-readme" not in rules(review(write_submission(tmp_path / "a", files=rounded)))
     assert "score-readme" in rules(review(write_submission(tmp_path / "a", files={"README.md": "1.10, 11.1011"})))
+    longer = {"README.md": "Mean 1.1011234166666667, of 1.1001234133333333, 1.1011234233333333, 1.1021234344444444."}
+    assert "score-readme" not in rules(review(write_submission(tmp_path / "a", files=longer)))
 
 
 def test_a_long_step_does_not_excuse_a_long_training(tmp_path: Path) -> None:
