@@ -184,12 +184,13 @@ def _check_outside(script: Script, found: Findings) -> None:
             for name in modules:
                 if name in _NETWORK or name.split(".")[0] in _NETWORK:
                     script.add("code-network", f"it uses the network ({name})", node.lineno, found)
-                if name.split(".")[0] == "importlib":
+                versions = isinstance(node, ast.ImportFrom) and name == "importlib.metadata"
+                if name.split(".")[0] == "importlib" and not versions:
                     script.add("code-hidden", "it imports by a name that is made while it runs", node.lineno, found)
         elif isinstance(node, ast.Call):
             _check_call(node, script, found)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "*" in node.value:
-            if all(fnmatch(shard, node.value.rpartition("/")[2]) for shard in _SHARDS):
+            if node.value.strip("*") and all(fnmatch(shard, node.value.rpartition("/")[2]) for shard in _SHARDS):
                 said = f"{node.value} matches the shards of training and of validation"
                 script.add("code-training-files", said, node.lineno, found)
 

@@ -163,6 +163,12 @@ SIGNS = {
     "hints": (HINTS, {"code-target-hints"}),
     "no hints": (HINTS.replace("0.75", "0.0"), set()),
     "hints of a number that is no float": ("within_boost = 0x" + "f" * 5000, set()),
+    "a line of stars": (
+        "import argparse\nprint('*' * 80)\nargparse.ArgumentParser().add_argument('x', nargs='*')\n",
+        set(),
+    ),
+    "a version that is looked up": ("from importlib.metadata import version\nprint(version('torch'))\n", set()),
+    "any module": ("import importlib.metadata\nimportlib.import_module(input())\n", {"code-hidden"}),
     "network": ("from huggingface_hub import hf_hub_download\n", {"code-network"}),
     "shell": (
         "import subprocess\nsubprocess.run(['pip', 'install x'])\nsubprocess.run('wget x', shell=True)\n",
