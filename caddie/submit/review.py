@@ -133,27 +133,29 @@ def _check_scripts(folder: Folder, stated: Stated, found: Findings) -> int:
 def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
     """Check that the README states the scores, to three digits after the point or more."""
     name = _pick(folder, "README.md", r"\w*readme(?:\.\w+)?", found)
-    text = folder.text(name, found) if name else None
-    if text and (forced := re.search(r"FORCE_STOP_STEP\W{1,3}([1-9]\d{0,9})", text)):
+    if name is None or (text := folder.text(name, found)) is None:
+        return
+    if forced := re.search(r"FORCE_STOP_STEP\W{1,3}([1-9]\d{0,9})", text):
         said = f"training ends at step {forced[1]}, whatever the clock says"
-        found.add("code-force-stop", name or "", said, text.count("\n", 0, forced.start()) + 1)
-    if text is None or claims.score is None:
+        found.add("code-force-stop", name, said, text.count("\n", 0, forced.start()) + 1)
+    if claims.score is None:
         return
     numbers = dict.fromkeys(re.findall(r"(?<![\d.])\d\.\d{3,18}(?!\d)", text))
     written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]
     for what, score in (("val_bpb", claims.score), *((f"seed {k}", v) for k, v in claims.scores.items())):
         if not any(agree(number, score, _README_DIGITS) for number in written):
-            found.add("score-readme", name or "", f"{what} {score} is not in it")
+            found.add("score-readme", name, f"{what} {score} is not in it")
 
 
 def _check_held_out(folder: Folder, found: Findings) -> None:
     """Check the number of documents held out of the training text, as README and JSON state it."""
     for name in folder.sizes:
-        text = folder.text(name, found) if re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I) else None
-        for match in _VAL_DOCS.finditer(text or ""):
+        stating = re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I)
+        text = (stating and folder.text(name, found)) or ""
+        for match in _VAL_DOCS.finditer(text):
             if (count := int(re.sub(r"\D", "", match[1])) * (1_000 if match[2] else 1)) < HELD_OUT:
                 said = f"training text was prepared with {count:,} documents held out, of {HELD_OUT:,} in the set"
-                line = (text or "").count("\n", 0, match.start()) + 1
+                line = text.count("\n", 0, match.start()) + 1
                 found.add("held-out-stated", name, f"{said}: it holds the others", line)
                 break
 
@@ -176,10 +178,9 @@ def review_table(result: Review) -> str:
     """Format a review for a terminal."""
     lines: list[str] = []
     if result.logs:
-        names = ("file", "seed", "bits_per_byte", "total_bytes", "training_seconds", "evaluation_seconds")
         header = ("log", "seed", "bits per byte", "bytes", "training s", "evaluation s")
         logs = ({**log, "seed": None if log["seed"] is None else str(log["seed"])} for log in result.logs)
-        lines += [table([[log[name] for name in names] for log in logs], header), ""]
+        lines += [table([[*log.values()] for log in logs], header), ""]
     rows = []
     for one in result.findings:
         place = f"{one.file}:{one.line}" if one.line else one.file

@@ -171,7 +171,6 @@ class Values:
     def value(self, node: ast.expr) -> int:
         """Return the labels of an expression, which is looked at once a pass."""
         if id(node) not in self.known:
-            self.known[id(node)] = 0
             self.known[id(node)] = self._looked_at(node)
         return self.known[id(node)]
 
@@ -243,10 +242,8 @@ class Values:
         return union(self.value(one) for one in (*node.args, *(one.value for one in node.keywords)))
 
     def _call(self, node: ast.Call) -> int:
-        name = last(node.func)
-        receiver = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else 0
-        if not isinstance(node.func, (ast.Name, ast.Attribute)):
-            receiver = self.value(node.func)
+        name, of = last(node.func), node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        receiver = 0 if isinstance(node.func, ast.Name) else self.value(of)
         given = [self.value(one) for one in node.args]
         named = {one.arg: self.value(one.value) for one in node.keywords}
         handed = self.arguments(node)
