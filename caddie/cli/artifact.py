@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caddie.cli.exits import judge
-from caddie.cli.options import FILE, Finite, load_artifact, options, path_argument, settings_argument, tell
+from caddie.cli.options import FILE, SCORER, Finite, load_artifact, options, path_argument, settings_argument, tell
 from caddie.config import assignments
 from caddie.errors import CheckFailed, UserError
 from caddie.files import check_new_file, read_file, replacing
@@ -57,7 +57,10 @@ def _text(artifact: Artifact, data: str | None) -> str | None:
 @path_argument("artifact")
 @settings_argument
 @click.option(
-    "--scorer", metavar="FILE.py:NAME", help="A scorer of your own, or known_bad:NAME for one that must fail."
+    "--scorer",
+    metavar="FILE.py:NAME",
+    type=SCORER,
+    help="A scorer of your own, or known_bad:NAME for one that must fail.",
 )
 @click.option("--known-bad", "examples", is_flag=True, help="Also try every known-bad example: all must be caught.")
 @click.option("--lossless", is_flag=True, help="Also compress some documents and decompress them.")
@@ -119,7 +122,7 @@ def verify(
 @click.command()
 @path_argument("artifact")
 @settings_argument
-@click.option("--scorer", metavar="FILE.py:NAME", help="Score with a class of your own.")
+@click.option("--scorer", metavar="FILE.py:NAME", type=SCORER, help="Score with a class of your own.")
 @click.option(
     "--documents", metavar="FILE", type=FILE, help="CSV file to write: bytes and bits of each held-out document."
 )

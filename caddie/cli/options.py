@@ -42,6 +42,25 @@ FOLDER = _Path(path_type=Path, readable=False)
 PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
 
+class _Scorer(click.ParamType):
+    """A user's scorer, FILE.py:NAME, or known_bad:NAME; looked at before an artifact is loaded, which takes seconds."""
+
+    name = "scorer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or fail."""
+        from caddie.config.userfile import read_source, split_name
+
+        if not value:
+            self.fail("it is empty; name a class in a Python file, as FILE.py:NAME.", param, ctx)
+        if not value.startswith("known_bad:"):
+            read_source(split_name(value)[0])
+        return str(value)
+
+
+SCORER = _Scorer()
+
+
 class Finite(click.FloatRange):
     """A range of finite numbers; click's own lets NaN through."""
 

@@ -72,10 +72,10 @@ def read_source(path: Path) -> bytes:
     """Return the source in a Python file; `UserError` if it is none."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a Python file, as FILE.py or FILE.py:NAME")
-    if not path.is_file():
+    if not path.exists():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"no file {path}{where}; name a Python file that is there, as FILE.py or FILE.py:NAME")
-    if path.suffix != ".py":
+    if path.suffix != ".py" or not path.is_file():
         raise UserError(f"{path} is not a Python file; name one that ends in .py")
     return path.read_bytes()
 

@@ -794,3 +794,20 @@ def test_what_is_asked_wrongly_is_said_at_once(
     ended = caddie("verify", tiny_run.artifact, *arguments)
     assert ended.status == 2
     assert says in ended.err
+
+
+@pytest.mark.parametrize("verb", ["score", "verify"])
+@pytest.mark.parametrize(
+    ("scorer", "says"),
+    [
+        ("", "Invalid value for '--scorer': it is empty; name a class in a Python file, as FILE.py:NAME;"),
+        ("/dev/null", "/dev/null is not a Python file; name one that ends in .py"),
+        ("missing.py:Mine", "no file missing.py in "),
+    ],
+)
+def test_a_scorer_that_is_no_file_is_told_before_the_artifact_is_read(
+    verb: str, scorer: str, says: str, caddie: Callable[..., Any]
+) -> None:
+    ended = caddie(verb, "nowhere.caddie", "--scorer", scorer)
+    assert ended.status == 2
+    assert says in ended.err
