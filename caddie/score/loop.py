@@ -146,14 +146,13 @@ def _fixed(step: Step, stream: Stream, may_overlap: bool) -> Step:
         raise CheckFailed(f"the scorer's plan has a step that is none: {error}") from error
     if len(windows) != len(slots):
         raise CheckFailed(f"the scorer's plan has {len(windows):,} windows and {len(slots):,} slots in a step")
-    if not may_overlap:
-        shown = set[int]()
-        for window in windows:
-            stretch = stream.stretch(window.start)
-            if stretch in shown:
-                read = f"window {window.start:,} to {window.end:,} reads targets of another window of its step"
-                raise CheckFailed(f"the scorer's plan shows it targets before they are scored: {read}")
-            shown.add(stretch)
+    shown = set[int]()
+    for window in windows:
+        stretch = stream.stretch_of(window)
+        if stretch in shown and not may_overlap:
+            read = f"window {window.start:,} to {window.end:,} reads targets of another window of its step"
+            raise CheckFailed(f"the scorer's plan shows it targets before they are scored: {read}")
+        shown.add(stretch)
     return Step(windows, slots)
 
 

@@ -117,10 +117,20 @@ class Stream(ScoredPrefix):
         """True if all predictions of the stretch before those of the window have been scored."""
         return bool(self._done[self.stretch(window.start)] == window.first)
 
+    def stretch_of(self, window: Window) -> int:
+        """Return the number of the stretch that a window lies in; `CheckFailed` if in none, or if it scores nothing."""
+        start, first, end = window
+        stretch = self.stretch(start)
+        stop = int(self.layout.ends[stretch])
+        if not 0 <= start <= first < end <= stop:
+            found = f"predictions {first:,} to {end:,} in a window from {start:,} on, of a text up to {stop:,}"
+            raise CheckFailed(f"the scorer's plan is not one pass from left to right: {found}")
+        return stretch
+
     def mark(self, window: Window) -> None:
         """Record a window as scored; `CheckFailed` unless it begins where the scored part of its stretch ends."""
-        stretch = self.stretch(window.start)
-        if not (0 <= window.start <= window.first == self._done[stretch] < window.end <= self.layout.ends[stretch]):
+        stretch = self.stretch_of(window)
+        if window.first != self._done[stretch]:
             found = f"predictions {window.first:,} to {window.end:,} after {self._done[stretch]:,} were scored"
             raise CheckFailed(f"the scorer's plan is not one pass from left to right: {found}")
         self._done[stretch] = window.end

@@ -426,8 +426,8 @@ def test_windows_of_one_shape_are_asked_together() -> None:
         ([[(0, 0, 4)], [(0, 0, 4)]], "predictions 0 to 4 after 4"),
         ([[(0, 0, 4), (0, 0, 4)]], "predictions 0 to 4 after 4"),
         ([[(4, 4, 8), (0, 0, 4)]], "predictions 4 to 8 after 0"),
-        ([[(0, 0, 4)], [(5, 4, 8)]], "predictions 4 to 8 after 4"),
-        ([[(-1, 0, 4)], [(4, 4, 8)]], "predictions 0 to 4 after 0"),
+        ([[(0, 0, 4)], [(5, 4, 8)]], "predictions 4 to 8 in a window from 5 on"),
+        ([[(-1, 0, 4)], [(4, 4, 8)]], "predictions 0 to 4 in a window from -1 on"),
     ],
     ids=[
         *("the end", "everything", "skips", "overlaps", "repeats", "twice at once", "goes back", "starts too late"),
@@ -443,6 +443,28 @@ def test_a_plan_that_leaves_its_stretch_is_refused() -> None:
     for steps in ([[(0, 0, 5)]], [[(4, 4, 8), (0, 0, 4), (0, 4, 8)]], [[(0, 4, 8)]]):
         with pytest.raises(CheckFailed, match="not one pass from left to right"):
             go(Planned(steps), layout_of(NINE, BOS, per_document=True))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        [(0, 7, 5)],
+        [(0, -3, 5)],
+        [(0, 0, 0)],
+        [(-1, 0, 4)],
+        [(90, 0, 95)],
+        [(0, 0, 6), (4, 4, 10)],
+    ],
+    ids=["reversed", "negative", "empty", "before the text", "behind the text", "a row shorter than its neighbour"],
+)
+@pytest.mark.parametrize("per_document", [False, True])
+def test_a_window_that_is_none_is_refused_before_the_scorer_is_asked(
+    step: list[tuple[int, int, int]], per_document: bool
+) -> None:
+    scorer = Planned([step])
+    with pytest.raises(CheckFailed, match="not one pass from left to right: predictions .* in a window from"):
+        go(scorer, layout_of(NINE, BOS, per_document))
+    assert scorer.events == [("plan",)]
 
 
 # Targets that a row of the same step would show
