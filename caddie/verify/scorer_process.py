@@ -173,6 +173,7 @@ class _Windows:
 
     def next(self, _: bytearray) -> Answer:
         """Return the windows and slots of the next step, int64 (windows, 4)."""
+        self._asked = []  # not in `update`, of which a scorer that learns nothing gets none
         with _blamed("plan"):
             step = next(self._steps, None)
             if step is None:
@@ -204,7 +205,6 @@ class _Windows:
             numbers = numbers[cut + rows * scored :]
             batches.append(ScoringBatch(windows, slots, inputs, windows[0].first - windows[0].start))
             self._prefix.reveal(windows, inputs, targets)
-        self._asked = []
         with _blamed("update"):
             self._scorer.update(batches, self._prefix)
         return channel.DONE, b""

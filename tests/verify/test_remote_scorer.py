@@ -4,7 +4,8 @@ import ctypes
 import math
 import os
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import torch
 
 from caddie.errors import CheckFailed, UserError
 from caddie.pack.artifact import Artifact, load
-from caddie.score import Score, Scoring, Text, score
+from caddie.score import Layout, Score, Scorer, Scoring, Step, Text, Window, score
 from caddie.verify import remote_scorer as module
-from caddie.verify import sandbox, scorer_process
+from caddie.verify import channel, sandbox, scorer_process
 from caddie.verify.remote_scorer import OPEN_END, RemoteLearner, RemoteScorer, RemoteTokens, open_scorer, scorer_server
 
 BOS = 256
@@ -426,3 +427,26 @@ def test_it_ends_with_its_judge(artifact: Artifact) -> None:
     del server
     assert process.poll() is not None
     assert not psutil.pid_exists(process.pid) or os.getpid() != psutil.Process(process.pid).ppid()
+
+
+def test_inputs_of_a_scorer_that_learns_nothing_are_not_kept() -> None:
+    """Else a long text with windows that overlap would end at the limit of memory."""
+
+    class Even(Scorer):
+        def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+            return (Step([Window(place, place, place + 1000)], [0]) for place in range(0, 100_000, 1000))
+
+        def logits(self, inputs: torch.Tensor, slots: Sequence[int], last: int, cache: Any = None) -> torch.Tensor:
+            return torch.zeros(1, last, 3)
+
+    windows = scorer_process._Windows(Even(), 3, 0)
+    windows.plan(bytearray(np.array([1, 1, 0, OPEN_END]).tobytes()))
+    question = bytearray(np.array([1, 1000, 0, *[1] * 1000]).tobytes())
+    tracemalloc.start()
+    try:
+        while windows.next(bytearray())[0] != channel.END:
+            windows.logits(question)
+            windows.logits(question)
+        assert tracemalloc.get_traced_memory()[0] < 10 * len(question)
+    finally:
+        tracemalloc.stop()
