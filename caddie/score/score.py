@@ -232,14 +232,14 @@ def score_kinds(
     ranks: Ranks = Ranks(),
     on_window: Callable[[str, Window, Losses], None] | None = None,
 ) -> dict[str, Score]:
-    """Return the scores of the `KINDS` that `scoring` has, and that of a user's `scorer` if given.
+    """Return the scores of the `KINDS` that `scoring` has, and at the end that of a user's `scorer` if given.
 
-    `on_window` gets the kind, each window and its losses. Raises `UserError` for settings that do not fit each other
-    before anything is scored.
+    That one is scored first, for it is the likeliest to fail. `on_window` gets the kind, each window and its losses.
+    Raises `UserError` for settings that do not fit each other before anything is scored.
     """
     check_windows(scoring.sequence_length, scoring.stride)
     scoring.scorer(model, text.bos)  # it refuses an adaptation that does not fit
-    kinds = {"plain": scoring.plain}
+    kinds = {"plain": scoring.plain} if scorer is None else {"user": scoring.plain, "plain": scoring.plain}
     if scoring.stride < scoring.sequence_length:
         kinds["sliding"] = scoring.but(ttt=None, tilt=None)
     if scoring.ttt is not None or scoring.tilt is not None:
@@ -249,10 +249,6 @@ def score_kinds(
     for kind, settings in kinds.items():
         progress.phase(kind)
         progress.step({"event": "doing", "text": f"{KINDS[kind]}, by {by}" if kind == "adaptive" else KINDS[kind]})
-        keep = on_window and partial(on_window, kind)
-        scores[kind] = score(model, text, settings, progress, ranks=ranks, on_window=keep)
-    if scorer is not None:
-        progress.phase("user")
-        keep = on_window and partial(on_window, "user")
-        scores["user"] = score(model, text, scoring.plain, progress, scorer=scorer, ranks=ranks, on_window=keep)
-    return scores
+        keep, own = on_window and partial(on_window, kind), scorer if kind == "user" else None
+        scores[kind] = score(model, text, settings, progress, scorer=own, ranks=ranks, on_window=keep)
+    return {kind: scores[kind] for kind in KINDS if kind in scores}

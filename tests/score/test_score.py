@@ -1013,7 +1013,8 @@ def test_a_user_s_scorer_has_a_score_of_its_own_beside_them() -> None:
     scores = score_kinds(
         model, text, chosen, other, watched, on_window=lambda kind, window, losses: told.append((kind, window.first))
     )
-    assert list(scores) == watched.phases == ["plain", "sliding", "user"]
+    assert list(scores) == ["plain", "sliding", "user"], "the last is the score"
+    assert watched.phases == ["user", "plain", "sliding"], "a user's scorer may fail, and that is told first"
     assert scores["user"].nats == score(tiny_model(1), text, chosen).nats
     assert (scores["user"].sequence_length, scores["user"].stride) == (12, 12), "the settings of its sums"
     firsts = [window.first for window in windows(0, 59, 12, 6)]
