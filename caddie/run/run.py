@@ -197,10 +197,7 @@ def score_artifact(
     progress.step({"event": "doing", "text": "choosing the number of threads"})
     with clock("warm_up"):
         use_quickest_threads(artifact.model, text, chosen, ranks)
-    notes, audited = [], None
-    if isinstance(chosen.ttt, ChunkSGD) and predictions <= (chunk := chosen.ttt.chunk_tokens):
-        said = f"Nothing was learned on the way: the {predictions:,} predictions are no more than a chunk's {chunk:,}"
-        notes.append(f"{said}; set score.ttt.chunk_tokens below {predictions:,}.")
+    notes, audited = _cautions(corpus, chosen, predictions), None
     if scorer is None:
         scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)
     else:
@@ -230,6 +227,17 @@ def score_artifact(
         "artifact_sha256": artifact.sha256,
         "validation_documents_sha256": held_out.document_set_sha256,
     }
+
+
+def _cautions(corpus: Corpus, scoring: Scoring, predictions: int) -> list[str]:
+    """Return what limits the meaning of a score, as is known before it."""
+    notes = []
+    if corpus.manifest.validation.documents == 1:
+        notes.append("The held-out text is a single document: other texts may score quite differently.")
+    if isinstance(scoring.ttt, ChunkSGD) and predictions <= (chunk := scoring.ttt.chunk_tokens):
+        said = f"Nothing was learned on the way: the {predictions:,} predictions are no more than a chunk's {chunk:,}"
+        notes.append(f"{said}; set score.ttt.chunk_tokens below {predictions:,}.")
+    return notes
 
 
 def score_in_new_process(
