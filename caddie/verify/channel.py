@@ -18,7 +18,8 @@ class Channel:
     """One end of a socket; while it waits, it calls `waiting` from time to time, which may raise."""
 
     def __init__(self, connection: socket.socket, waiting: Callable[[], None] | None = None) -> None:
-        self._connection, self._waiting = connection, waiting
+        self._connection = connection
+        self._waiting = waiting or (lambda: None)  # without one there is no timeout
         connection.settimeout(_POLL_SECONDS if waiting else None)
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
@@ -28,7 +29,7 @@ class Channel:
             try:
                 left = left[self._connection.send(left) :]
             except TimeoutError:
-                self._wait()
+                self._waiting()
 
     def receive(self, most: int = 1 << 62) -> tuple[bytes, bytearray]:
         """Return kind and payload of a message; `EOFError` if the other end is closed, `ValueError` if it is too long.
@@ -51,13 +52,9 @@ class Channel:
             try:
                 count = self._connection.recv_into(left)
             except TimeoutError:
-                self._wait()
+                self._waiting()
                 continue
             if not count:
                 raise EOFError
             left = left[count:]
         return data
-
-    def _wait(self) -> None:
-        if self._waiting is not None:
-            self._waiting()

@@ -170,6 +170,16 @@ def raised(probs: Floats, tokens: Ids, by: float) -> Floats:
     return raised
 
 
+def _stated(probs: Floats, tokens: Ids, positions: Positions) -> dict[str, Any]:
+    """Return what a `ScoredText` has of distributions (N - 1, vocabulary)."""
+    logs = np.log(np.maximum(probs, LEAST))
+    return {
+        "nats": -logs[np.arange(len(logs)), tokens[1:]],
+        "probabilities": probs[positions],
+        "fingerprint": fingerprint(torch.from_numpy(logs)),
+    }
+
+
 class CheatScorer(LoopScorer):
     """Scores with the artifact's model, but replaces its distributions before the targets are scored."""
 
@@ -179,19 +189,11 @@ class CheatScorer(LoopScorer):
 
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Return the losses of the replaced distributions."""
-        everywhere = np.arange(len(tokens) - 1)
-        honest = super().score(tokens, everywhere)
+        honest = super().score(tokens, np.arange(len(tokens) - 1))
         assert honest.probabilities is not None
         cheated = self.cheat(self.case, tokens, honest.probabilities)
-        logs = np.log(np.maximum(cheated, LEAST))
-        return replace(
-            honest,
-            nats=-logs[everywhere, tokens[1:]],
-            probabilities=cheated[positions],
-            fingerprint=fingerprint(torch.from_numpy(logs)),
-            ends=logs[:, self.bos],
-            context=None,
-        )
+        ends = np.log(np.maximum(cheated[:, self.bos], LEAST))
+        return replace(honest, **_stated(cheated, tokens, positions), ends=ends, context=None)
 
 
 class AdaptsFirst(LoopScorer):
@@ -240,17 +242,10 @@ class HintsInFileOrder(BlackBoxScorer):
             places = torch.from_numpy(np.flatnonzero(shares >= 0.5))
             logits[counts.context - 1 + begin + places, torch.from_numpy(hints)[places]] += 2.0
             counts.count(keys[part], following[part])
-        log_probs = torch.log_softmax(logits, 1)
         rank = np.argsort(np.argsort(layout.begins - layout.ends, kind="stable"))
-        segment = np.searchsorted(layout.begins, np.arange(len(log_probs)), side="right") - 1
-        return ScoredText(
-            nats=-log_probs[np.arange(len(log_probs)), tokens[1:].astype(np.int64)].numpy(),
-            step=rank[segment],
-            segment=segment,
-            probabilities=log_probs[positions].exp().numpy(),
-            learns=True,
-            fingerprint=fingerprint(log_probs),
-        )
+        segment = np.searchsorted(layout.begins, np.arange(len(logits)), side="right") - 1
+        stated = _stated(torch.softmax(logits, 1).numpy(), tokens, positions)
+        return ScoredText(**stated, step=rank[segment], segment=segment, learns=True)
 
 
 class Smear(BlackBoxScorer):
@@ -268,17 +263,9 @@ class Smear(BlackBoxScorer):
                 parts.append(torch.softmax(self.model(rows, rows == self.bos)[1].double(), -1).cpu().numpy())
             hook.remove()
             before = int(tokens[end - 1])
-        probs = np.concatenate(parts)
         document = np.cumsum(tokens[:-1] == self.bos) - 1
-        logs = np.log(np.maximum(probs, LEAST))
-        return ScoredText(
-            nats=-logs[np.arange(len(probs)), tokens[1:]],
-            step=document,
-            segment=document,
-            probabilities=probs[positions],
-            isolated=True,
-            fingerprint=fingerprint(torch.from_numpy(logs)),
-        )
+        stated = _stated(np.concatenate(parts), tokens, positions)
+        return ScoredText(**stated, step=document, segment=document, isolated=True)
 
     def _smear(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         before = torch.cat((output[:, :1], output[:, :-1]), 1)

@@ -462,7 +462,7 @@ def test_a_window_that_is_none_is_refused_before_the_scorer_is_asked(
     step: list[tuple[int, int, int]], per_document: bool
 ) -> None:
     scorer = Planned([step])
-    with pytest.raises(CheckFailed, match="not one pass from left to right: predictions .* in a window from"):
+    with pytest.raises(CheckFailed, match=r"not one pass from left to right: predictions .* in a window from"):
         go(scorer, layout_of(NINE, BOS, per_document))
     assert scorer.events == [("plan",)]
 

@@ -17,8 +17,8 @@ import torch
 from caddie.errors import CheckFailed, UserError
 from caddie.pack.artifact import Artifact, load
 from caddie.score import Layout, Score, Scorer, Scoring, Step, Text, Window, score
-from caddie.verify import remote_scorer as module
 from caddie.verify import channel, sandbox, scorer_process
+from caddie.verify import remote_scorer as module
 from caddie.verify.remote_scorer import OPEN_END, RemoteLearner, RemoteScorer, RemoteTokens, open_scorer, scorer_server
 
 BOS = 256
