@@ -42,7 +42,7 @@ FOLDER = _Path(path_type=Path, readable=False)
 PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
 
-class _Scorer(click.ParamType):
+class _Scorer(click.ParamType):  # type: ignore[type-arg]  # generic in the newest click alone
     """A user's scorer, FILE.py:NAME, or known_bad:NAME; looked at before an artifact is loaded, which takes seconds."""
 
     name = "scorer"
