@@ -63,6 +63,9 @@ def score_audited(
             losses[kind][window.first : window.end] = found
         if kind == "user":
             longest = max(longest, window.end - window.start)
+            if not np.isfinite(found).all():
+                token = window.first + 1 + int(np.flatnonzero(~np.isfinite(found))[0])
+                raise CheckFailed(f"{name}: its logits give token {token:,} no probability, so there is no score")
 
     with closing(open_scorer(artifact, name)) as own:
         sandboxed = scorer_server(artifact).sandboxed

@@ -492,3 +492,15 @@ def test_the_library_and_all_packages_are_looked_through(tmp_path: Path, monkeyp
     places = {"stdlib": "lib", "platstdlib": "lib", "purelib": "packages", "platlib": "packages"}
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / places[name]))
     assert sorted(ALL_SOURCES()) == [b"lib/a.py", b"lib/deep/b.txt", b"packages/d.rst"]
+
+
+@pytest.mark.parametrize("wrong", ["logits * torch.nan", "torch.full_like(logits, -torch.inf)"])
+def test_a_scorer_without_probabilities_is_told_the_token(
+    wrong: str, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    plain = KNOWS_ENDS.replace("per_document = True", "").replace("HEIGHT", "0.0")
+    (tmp_path / "ends.py").write_text(plain.replace("return logits", f"return ({wrong})"))
+    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "ends.py", "--quiet")
+    ended = caddie("score", tiny_run.artifact, *data)
+    assert ended.status == 1
+    assert ended.err.endswith("ends.py: its logits give token 1 no probability, so there is no score\n")
