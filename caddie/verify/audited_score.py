@@ -28,6 +28,10 @@ _READABLE = "The scorer can read this text in its sandbox, so the score says not
 _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
 """Most tokens, and about the seconds to score, of a text with drawn stretches; it has at least `_WINDOWS` windows."""
 
+_NEAR_END, _DEVIATIONS = 8, 4.0
+"""Tokens just before the end of a document, at which a scorer that knows the end may use it, and the standard
+deviations beyond which it is not by chance that it gains more there."""
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -101,15 +105,28 @@ def score_audited(
     said = [f"Audit of the scorer: {evidence}.", drawn]
     gain = _gain_at_ends(losses, text) if own.per_document else 0.0
     if gain > GAIN:
-        said.append(f"It knows where documents end, and gains {gain:.4f} bits per byte over the plain scoring there.")
+        there = f"gains {gain:.4f} bits per byte over the plain scoring there and just before"
+        said.append(f"It knows where documents end, and {there}.")
     decided = isolated and passed is not None and gain <= GAIN
     return scores, Audit(decided, " ".join([*filter(None, said), isolation]))
 
 
 def _gain_at_ends(losses: Mapping[str, Losses], text: Text) -> float:
-    """Return the bits per byte that the scorer gains over the plain scoring where documents end."""
-    ends = text.tokens[1:] == text.bos
-    return bits_per_byte(float((losses["plain"] - losses["user"])[ends].sum()), text.source_bytes)
+    """Return the bits per byte that the scorer gains over the plain scoring where documents end, and just before.
+
+    Just before, it is the part that neither chance explains nor what it gains on the tokens before those: one that
+    learns gains there too, and more and more towards the end.
+    """
+    gain, ends = losses["plain"] - losses["user"], np.flatnonzero(text.tokens[1:] == text.bos)
+    stops = np.append(ends, len(gain))  # the last document ends with the text
+    near = np.minimum(_NEAR_END, (stops - np.append(0, ends + 1)) // 3)
+    until = np.append(0.0, np.cumsum(gain))
+    last, before, earlier = (until[stops - k * near] - until[stops - (k + 1) * near] for k in range(3))
+    more = last - before
+    if before.sum() > earlier.sum():
+        more -= before - earlier
+    certain = more.sum() > _DEVIATIONS * np.linalg.norm(more)
+    return bits_per_byte(float(gain[ends].sum() + (more.sum() if certain else 0.0)), text.source_bytes)
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:

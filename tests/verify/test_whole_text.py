@@ -16,9 +16,10 @@ from waiting_scorer import WAITS
 from caddie.data.corpus import Corpus
 from caddie.data.documents import find
 from caddie.pack.artifact import Artifact, load
-from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring, Text
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import readable_text, sandbox
+from caddie.verify.audited_score import _gain_at_ends
 from caddie.verify.black_box import ScoredText
 from caddie.verify.cheats import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
@@ -451,7 +452,7 @@ def test_a_score_that_gains_where_documents_end_is_not_called_audited(
     ended = caddie("score", tiny_run.artifact, *data)
     assert ended.status == 0, ended.err
     result = json.loads(ended.out)
-    said = any("bits per byte over the plain scoring there." in note for note in result["notes"])
+    said = any("bits per byte over the plain scoring there and just before." in note for note in result["notes"])
     assert (said, result["audited"]) == (bool(height), not height)
 
 
@@ -492,6 +493,34 @@ def test_the_library_and_all_packages_are_looked_through(tmp_path: Path, monkeyp
     places = {"stdlib": "lib", "platstdlib": "lib", "purelib": "packages", "platlib": "packages"}
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / places[name]))
     assert sorted(ALL_SOURCES()) == [b"lib/a.py", b"lib/deep/b.txt", b"packages/d.rst"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "documents", "bits"),
+    [
+        ({-1: 1.0}, 25, 1.0),
+        ({-2: 1.0}, 25, 1.0),
+        ({-9: 1.0}, 25, 1.0),
+        ({-2: 1.0}, 9, 0.0),
+        ({-2: 1.0, -12: 1.0}, 25, 0.0),
+        (dict.fromkeys(range(-50, -1), 1.0), 25, 0.0),
+        ({place: (50 + place) / 50 for place in range(-50, -1)}, 25, 0.0),
+        ({-20: 1.0}, 25, 0.0),
+    ],
+    ids=[
+        *("at the end", "the last token", "eight before", "too few to be sure", "as much earlier", "everywhere"),
+        *("more and more", "earlier alone"),
+    ],
+)
+def test_a_gain_just_before_documents_end_counts_as_one_where_they_end(
+    gains: dict[int, float], documents: int, bits: float
+) -> None:
+    """A scorer that knows an end may expect a full stop before it."""
+    gain = np.zeros((documents, 50))
+    gain[:, list(gains)] = 8 * np.log(2) * np.array(list(gains.values()))
+    tokens = np.append(np.tile(np.append(0, np.ones(49)), documents), 0).astype(np.uint16)
+    losses = {"plain": np.full(gain.size, 9.0), "user": 9.0 - gain.ravel()}
+    assert _gain_at_ends(losses, Text(tokens, 0, documents * 8, 1, 1)) == pytest.approx(bits, abs=1e-9)
 
 
 @pytest.mark.parametrize("wrong", ["logits * torch.nan", "torch.full_like(logits, -torch.inf)"])
