@@ -42,10 +42,8 @@ FOLDER = _Path(path_type=Path, readable=False)
 PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
 
-class _Scorer(click.ParamType):  # type: ignore[type-arg]  # generic in the newest click alone
+class _Scorer(click.types.StringParamType):
     """A user's scorer, FILE.py:NAME, or known_bad:NAME; looked at before an artifact is loaded, which takes seconds."""
-
-    name = "scorer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name, or fail."""
