@@ -75,7 +75,9 @@ def read_source(path: Path) -> bytes:
     if not path.exists():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"no file {path}{where}; name a Python file that is there, as FILE.py or FILE.py:NAME")
-    if path.suffix != ".py" or not path.is_file():
+    if not path.is_file():
+        raise UserError(f"{path} is not a regular file; name a Python file, as FILE.py or FILE.py:NAME")
+    if path.suffix != ".py":
         raise UserError(f"{path} is not a Python file; name one that ends in .py")
     return path.read_bytes()
 
