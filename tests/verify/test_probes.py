@@ -801,7 +801,7 @@ def test_what_is_asked_wrongly_is_said_at_once(
     ("scorer", "says"),
     [
         ("", "Invalid value for '--scorer': it is empty; name a class in a Python file, as FILE.py:NAME;"),
-        ("/dev/null", "/dev/null is not a Python file; name one that ends in .py"),
+        ("/dev/null", "/dev/null is not a regular file; name a Python file, as FILE.py or FILE.py:NAME"),
         ("missing.py:Mine", "no file missing.py in "),
     ],
 )
