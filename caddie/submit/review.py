@@ -72,9 +72,9 @@ def _read(path: Path, found: Findings) -> tuple[Folder, Stated]:
     found.unlimited = _unlimited(path, data)
     claims = read_claims(data, file, found) if file and data else Claims(file or "submission.json")
     names = [name for name in folder.sizes if _is_log(name)]
-    for name in names[_MOST_LOGS : _MOST_LOGS + 1]:
+    if len(names) > _MOST_LOGS:
         said = f"of {len(names)} logs the first {_MOST_LOGS} were read, and neither this one nor any after it"
-        found.add("file-unread", name, said)
+        found.add("file-unread", names[_MOST_LOGS], said)
     texts = [(name, folder.text(name, found)) for name in names[:_MOST_LOGS]]
     logs = [parse_log(name, text) for name, text in texts if text]
     logs = [log for log in logs if log.scores or log.value("total_bytes") is not None]
@@ -178,9 +178,10 @@ def review_table(result: Review) -> str:
     """Format a review for a terminal."""
     lines: list[str] = []
     if result.logs:
+        names = ("file", "seed", "bits_per_byte", "total_bytes", "training_seconds", "evaluation_seconds")
         header = ("log", "seed", "bits per byte", "bytes", "training s", "evaluation s")
         logs = ({**log, "seed": None if log["seed"] is None else str(log["seed"])} for log in result.logs)
-        lines += [table([[*log.values()] for log in logs], header), ""]
+        lines += [table([[log[name] for name in names] for log in logs], header), ""]
     rows = []
     for one in result.findings:
         place = f"{one.file}:{one.line}" if one.line else one.file

@@ -3,7 +3,7 @@
 Each rung is the twin of a record with all its steps, its own quantization and its own scoring, test-time training too
 (`NAME_scale`, `docs/studies.md`), compiled and in bfloat16 as records train. Every rung has 600 seconds of eight H100,
 by its public step time. Each is set against the rung before it; the claim is the difference of the public scores.
-Overlapping windows are 64 tokens apart where the twin's would be 8: an eighth of the time for nearly the same score.
+Overlapping windows are 64 tokens apart where the twin's would be 8, for an eighth of the time to score.
 `larger` is the same at width 96.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the

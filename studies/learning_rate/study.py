@@ -100,7 +100,7 @@ study = Study(
 scale = Study(
     name="learning_rate_scale",
     why="Which learning rate is best when the twin makes all the steps?",
-    base=find("baseline_scale").but({**AT_SCALE_COMPILED, "train.loader": ShuffledSequences()}),
+    base=find("baseline_scale").but(AT_SCALE_COMPILED),
     entries={**{label: one for label, one in grid.items() if one.claim}, **alone({"train.lr_schedule.steps": 3600})},
     seeds=(1, 2, 3, 4, 5),  # three left all six claims undecided
     budget=ModelledSeconds(seconds=600),

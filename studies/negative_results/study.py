@@ -291,11 +291,10 @@ def changing(*parts: str) -> dict[str, Entry]:
 
 def at_scale(name: str, why: str, entries: dict[str, Entry], seeds: int = 3) -> Study:
     """Return a study of some of the claims; a stride of 64 for the twin's 8 scores in an eighth of the time."""
-    small = {**AT_SCALE_COMPILED, "score.stride": 64, "score.ttt": None}
     return Study(
         name=name,
         why=why,
-        base=find("parallel_muon_scale").but({**small, "train.loader": ShuffledSequences()}),
+        base=find("parallel_muon_scale").but({**AT_SCALE_COMPILED, "score.stride": 64, "score.ttt": None}),
         entries=entries,
         seeds=tuple(range(1, seeds + 1)),
         budget=ModelledSeconds(seconds=600),

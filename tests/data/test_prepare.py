@@ -279,7 +279,7 @@ def test_linked_folders_are_read_once_and_links_that_lead_up_are_not(tmp_path: P
 
 
 def test_a_link_says_what_the_file_holds_whose_own_name_does_not(tmp_path: Path) -> None:
-    """As in the cache of the hub, where files are named by their hashes."""
+    """The hub's cache names files by their hashes and links to them."""
     packed = zstandard.compress(lines("one", "two"))
     for link, to, content in (
         ("a.jsonl", "5d41402a", lines("one", "two")),

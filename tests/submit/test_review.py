@@ -306,7 +306,7 @@ def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
 
 
 def test_files_in_utf_16_are_read_and_told(tmp_path: Path) -> None:
-    """As PowerShell writes what a command prints; a script must be UTF-8."""
+    """PowerShell writes what a command prints in UTF-16; a script must be UTF-8."""
     folder = write_submission(tmp_path / "a")
     for encoding in ("utf-16-le", "utf-16-be"):
         for file in write_submission(folder).iterdir():

@@ -167,6 +167,7 @@ SIGNS = {
         "import argparse\nprint('*' * 80)\nargparse.ArgumentParser().add_argument('x', nargs='*')\n",
         set(),
     ),
+    "any file": ("from pathlib import Path\nfiles = Path('data').glob('*')\n", {"code-training-files"}),
     "a version that is looked up": ("from importlib.metadata import version\nprint(version('torch'))\n", set()),
     "any module": ("import importlib.metadata\nimportlib.import_module(input())\n", {"code-hidden"}),
     "network": ("from huggingface_hub import hf_hub_download\n", {"code-network"}),
