@@ -33,7 +33,9 @@ from caddie.run.run import check_recipe
 from caddie.run.run_folder import read_run
 from caddie.run.stages import held_out_text, training_data
 from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import SILENT
 from caddie.train.checkpoint import checkpoint_identity, load_weights, weights_identity
+from caddie.train.hooks import Log
 from caddie.train.loop import TimedRun
 from caddie.train.trainer import Trainer
 
@@ -218,6 +220,7 @@ def checkpoint(good: Good) -> Callable[[random.Random], Case]:
     documents = found.manifest.train.document_set_sha256 if found.manifest.train else ""
     own = weights_identity(recipe.model, recipe.train, documents)
     files = [(good.run / f"{name}.safetensors").read_bytes() for name in ("checkpoint", "weights")]
+    log = Log(good.work, None, False, SILENT)  # a checkpoint of another budget is noted
 
     def make(chance: random.Random) -> Case:
         number = chance.randrange(2)
@@ -243,8 +246,7 @@ def checkpoint(good: Good) -> Callable[[random.Random], Case]:
             if number:
                 load_weights(path, own)
             else:
-                run = TimedRun(trainer, path, identity, None, None)  # type: ignore[arg-type]
-                run.restore()
+                TimedRun(trainer, path, identity, log, None).restore()
 
         return read
 
