@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -44,6 +45,8 @@ def end(command: Callable[[], object]) -> NoReturn:
     except click.ClickException as error:
         status = fail(_mistake(error), 2)
     except (UserError, CheckFailed) as error:
+        if (several := _several()) and several.reported_elsewhere() and not several.is_first():
+            time.sleep(several.SAME_MISTAKE_SECONDS)  # the first process tells it, if all have met it
         status = fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         status = _CLOSED_PIPE

@@ -324,6 +324,8 @@ def _json_lines(path: Path, named: str | None) -> Iterator[bytes]:
 def _json_text(line: bytes, key: str, where: str) -> bytes:
     try:
         value = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f'{where}: not JSON ({error}); each line must be an object with the key "{key}"') from None
     text = value.get(key) if isinstance(value, dict) else None

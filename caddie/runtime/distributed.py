@@ -33,6 +33,8 @@ SHARES_CORES = "CADDIE_SHARES_CORES"
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _GRACE_SECONDS = 5.0
 """Time for the other processes to report an error of their own after one has failed."""
+SAME_MISTAKE_SECONDS = 2.0
+"""Time for which the others leave it to the first process to report a mistake."""
 _BEAT_SECONDS, _SILENT_BEATS = 2.0, 15
 """Time between two heartbeats, and how many of another process may be missing."""
 _NCCL_LOST = ("ncclRemoteError", "communicator was aborted", "c10d key-value store")
@@ -383,7 +385,8 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, i
     deadline = math.inf
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         if failed():
-            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+            grace = 0.0 if processes[0].poll() == 2 else _GRACE_SECONDS  # a mistake of the user's, which it has told
+            deadline = min(deadline, time.monotonic() + grace)
         time.sleep(0.05)
     found = failed()
     for process in processes:

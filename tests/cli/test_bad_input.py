@@ -427,7 +427,7 @@ TEXTS = [
     Case("folder empty", lambda b: (Path("empty").mkdir(exist_ok=True), b.run(data="empty"))[1], "holds no files"),
     Case("JSON cut", lambda b: b.text("a.jsonl", '{"text": "a"}\n{"text": "b"\n'), "a.jsonl:2: not JSON"),
     Case("JSON without text", lambda b: b.text("a.jsonl", '{"text": "a"}\n\n{"body": ""}'), "a.jsonl:3: no text"),
-    Case("JSON not UTF-8", lambda b: b.text("a.jsonl", b'{"text": "caf\xe9"}'), "a.jsonl:1: not JSON"),
+    Case("JSON not UTF-8", lambda b: b.text("a.jsonl", b'{"text": "caf\xe9"}'), "byte 14 is not UTF-8; save"),
     Case("JSON too deep", lambda b: b.text("a.jsonl", "[" * 100_000), "a.jsonl:1: not JSON"),
     Case("gz truncated", lambda b: b.text("a.txt.gz", half(gzip.compress(TEXT.encode()))), "a.txt.gz: cannot be read"),
     Case("gz not compressed", lambda b: b.text("a.txt.gz", TEXT), "a.txt.gz: cannot be read ("),

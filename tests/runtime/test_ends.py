@@ -1,7 +1,9 @@
 """Tests of the end of one of several processes. Closing NCCL waits for the others; closing gloo does not."""
 
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,3 +108,11 @@ def test_the_cause_is_not_a_process_that_lost_another(
 ) -> None:
     processes: list[Any] = [Ended(returncode=status) for status in statuses]
     assert distributed._first_failure(processes) == cause
+
+
+def test_a_mistake_that_every_process_meets_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "empty.bin").touch()
+    command = [sys.executable, "-m", "caddie", "score", "empty.bin", "--gpus", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.count("caddie: ") == 1, done.stderr
