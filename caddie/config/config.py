@@ -39,7 +39,7 @@ class Range:
             most = f" to {_bound(self.high)}" if self.high < 1e30 else ""
             bounds = f"{'from' if most else 'at least'} {_bound(self.low)}{most}"
             bounds = "above 0" if value <= 0 < self.low < 1e-12 else bounds
-            raise UserError(f"{name} must be {bounds}, not {_shortened(value)}")
+            raise UserError(f"{name} must be {bounds}, not {_shortened(int(value) if value % 1 == 0 else value)}")
 
 
 Count = Annotated[int, Range(1, 1 << 40)]
@@ -238,6 +238,7 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
                 hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
             if not hint and kind.isidentifier() and len(kind) <= 40:
                 hint = f"; `caddie techniques {kind}` looks the word up"
+            value = kind  # its settings are not what is wrong
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_shortened(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:

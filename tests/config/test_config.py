@@ -256,6 +256,12 @@ def test_a_path_to_nowhere_is_an_error(path: str) -> None:
         ("model.depth", [3, 0], r"model.depth must be a whole number, not \[3, 0\]; write numbers without commas"),
         ("train.lr_schedule.fraction", 2, "train.lr_schedule.fraction must be from 0 to 1, not 2"),
         ("score.precision", "float16", "score.precision must be one of float32, bfloat16, float64, not float16"),
+        (
+            "score.tilt",
+            "NGramTlt(orders=[3])",
+            "score.tilt must be one of NGramTilt, not NGramTlt .did you mean NGramTilt",
+        ),
+        ("train.seconds", -5.0, "train.seconds must be from 0.01 to 100,000,000, not -5$"),
         ("pack.coding", "Smalest", r"pack.coding must be one of .* \(did you mean Smallest"),
         ("pack.fit", "FillCup", r"pack.fit must be one of FillCap, PruneOnes, .* \(did you mean FillCap"),
         ("pack.cap_bytes", 0, "pack.cap_bytes must be from 1"),
