@@ -273,9 +273,11 @@ def _bytes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _compressors(result: Mapping[str, Any]) -> list[str]:
-    shown = {"this artifact": result.get("bits_per_byte")}
+    shown: dict[str, Any] = {"this artifact": result.get("bits_per_byte")}
     shown |= {name: entry["bits_per_byte"] for name, entry in (result.get("compressors") or {}).items()}
     rows = [_row("  " + name, number(value, ".4f"), width=23) for name, value in shown.items()]
+    if is_finite(own := shown.pop("this artifact")) and shown and own > min(shown.values()):
+        rows.append(f"  {crop(min(shown, key=lambda name: shown[name]), 12)} is ahead; train longer")
     return ["same held-out bytes, bits per byte", *rows]
 
 

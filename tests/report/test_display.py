@@ -188,6 +188,13 @@ def test_result_table_without_a_fit() -> None:
     assert "rounding" not in result_table(result)
 
 
+def test_a_compressor_that_is_ahead_is_named() -> None:
+    result = make_result()
+    result["compressors"] = {"gzip -9": {"bits_per_byte": 1.0}, "brotli -11": {"bits_per_byte": 0.9}}
+    for own, expected in ((0.9, False), (0.95, True), (1.1, True), (None, False)):
+        assert ("brotli -11 is ahead; train longer" in result_table(result | {"bits_per_byte": own})) is expected
+
+
 def test_pack_table() -> None:
     result = make_result()
     facts = {
