@@ -86,6 +86,8 @@ def push(
             files[CARD] = f"---\n{data}\n---\n\n{card_text(result, repository, sorted(files))}".encode()
         client = library.HfApi()
         client.create_repo(repository, private=private or None, exist_ok=True)
+        if private and not client.model_info(repository).private:  # it was there before
+            raise UserError(f"{place} is public: make it private in its settings on the hub, or leave out --private")
         additions = [library.CommitOperationAdd(name, content) for name, content in sorted(files.items())]
         score = f"{result['bits_per_byte']:.4f} bits per byte"
         commit = client.create_commit(repository, additions, commit_message=f"{result['recipe']}: {score}")

@@ -68,9 +68,9 @@ class Handler(BaseHTTPRequestHandler):
             self.tell({"error": "Invalid username or password."}, 401)
         elif path == "/api/repos/create":
             value = json.loads(sent)
-            hub.visibility = value.get("visibility")
-            name = f"{value['organization']}/{value['name']}"
-            self.tell({"url": f"{hub.url}/{name}"}, 200 if name == hub.repository else 403)
+            name, there = f"{value['organization']}/{value['name']}", bool(hub.history)
+            hub.visibility = hub.visibility if there else value.get("visibility")
+            self.tell({"url": f"{hub.url}/{name}"}, 403 if name != hub.repository else 409 if there else 200)
         elif path == f"/api/models/{hub.repository}/preupload/main":
             modes = [
                 {"path": one["path"], "uploadMode": "lfs" if b"\0" in base64.b64decode(one["sample"]) else "regular"}
@@ -133,6 +133,9 @@ class Handler(BaseHTTPRequestHandler):
         if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             hub.asked.append((self.command, path, wanted))
             self.absent("RepoNotFound", 401)
+            return
+        if path == f"/api/models/{hub.repository}":
+            self.tell({"id": hub.repository, "private": hub.visibility == "private"})
             return
         if path.startswith(api):
             self.listing(path.removeprefix(api))

@@ -109,6 +109,22 @@ def test_the_card_has_no_licence_unless_one_is_given(hub: Hub, tiny_run: TinyRun
     assert hub.visibility is None
 
 
+def test_a_public_repository_gets_nothing_that_should_be_private(hub: Hub, tiny_run: TinyRun) -> None:
+    pushed(tiny_run)
+    refused = call("push", tiny_run.folder, PLACE, "--private")
+    assert refused.status == 2
+    assert "is public: make it private in its settings on the hub, or leave out --private" in refused.err
+    assert len(hub.messages) == 1
+    pushed(tiny_run)
+    assert len(hub.messages) == 2
+
+
+def test_a_private_repository_stays_so(hub: Hub, tiny_run: TinyRun) -> None:
+    for _ in range(2):
+        pushed(tiny_run, "--private")
+    assert (hub.visibility, len(hub.messages)) == ("private", 2)
+
+
 def test_the_recipe_goes_without_the_path_of_its_text(hub: Hub, tiny_run: TinyRun) -> None:
     from caddie.recipes.catalog import find
 
