@@ -212,7 +212,7 @@ def test_json_lines_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
         (b'{"text": 3}', "a.jsonl:2: no text"),
         (b'["text"]', "a.jsonl:2: no text"),
         (b'{"text": "\\ud800"}', "a.jsonl:2: half a surrogate pair"),
-        (b'{"text": "\xff"}', "a.jsonl:2: not JSON"),
+        (b'{"text": "\xff"}', "a.jsonl:2: byte 11 is not UTF-8"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:

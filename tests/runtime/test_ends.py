@@ -110,6 +110,7 @@ def test_the_cause_is_not_a_process_that_lost_another(
     assert distributed._first_failure(processes) == cause
 
 
+@pytest.mark.long
 def test_a_mistake_that_every_process_meets_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "empty.bin").touch()
     command = [sys.executable, "-m", "caddie", "score", "empty.bin", "--gpus", "2"]

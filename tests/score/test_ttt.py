@@ -1144,7 +1144,7 @@ def test_targets_that_the_model_does_not_have_are_a_mistake() -> None:
     ("settings", "message"),
     [
         ({"targets": ["query", "nothing"]}, r"targets\.1 must be one of query, key"),
-        ({"beta1": 1.0}, "beta1 must be from 0 to 0.999999, not 1.0"),
+        ({"beta1": 1.0}, "beta1 must be from 0 to 0.999999, not 1"),
         ({"rank": 0}, "rank must be from 1 to"),
         ({"rank": 1025}, "rank must be from 1 to 1,024"),
         ({"chunk_tokens": 0}, "chunk_tokens must be from 1 to 16,777,216"),
