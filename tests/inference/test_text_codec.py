@@ -218,7 +218,7 @@ def test_damage_is_noticed(small: Artifact) -> None:
         damaged[rng.randrange(16, 60)] ^= 1 << rng.randrange(8)
         with pytest.raises(UserError):
             decompress(small, bytes(damaged))
-    text = TEXT[:600]
+    text = TEXT[:250]
     packed = compress(small, [text], scoring=SCORINGS["plain"])
     for place in range(len(packed) // 2, len(packed), 7):
         damaged = bytearray(packed)
