@@ -120,6 +120,14 @@ def test_the_iteration_warmdown_counts_steps_where_no_seconds_are_given() -> Non
     assert found == [1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
 
 
+def test_the_iteration_warmdown_ends_with_the_budget_that_ends_first() -> None:
+    """Steps of 2 s: 10 steps are over after 20 s, 100 s after 50 steps."""
+    for budget, last in ((Budget(100, 10), 10), (Budget(100, 1000), 50)):
+        steps = [last - left for left in range(6)]
+        found = [IterationWarmdown(steps=4).at(TrainProgress(step, 2.0 * step, budget)) for step in steps]
+        assert found == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+
+
 def test_the_step_ramp_counts_steps() -> None:
     ramp = StepRamp(start=0.5, end=1.0, steps=4)
     assert [ramp.at(TrainProgress(step, 0.0, Budget(seconds=1))) for step in range(6)] == [
