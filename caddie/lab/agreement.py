@@ -8,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -121,7 +121,9 @@ def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | N
 
     The intervals are percentiles of a bootstrap that draws labels, and for each of them seeds, with replacement (Efron
     and Tibshirani, "An introduction to the bootstrap", 1993): those of other labels of the kind, run with other seeds.
-    A step breaks the order where the public score falls and ours rises. `groups` has the finished runs of each label.
+    A step's `order` is broken where the public score falls and ours rises, unless the step is smaller than the standard
+    deviation of the seeds of either label: that does not tell the two apart. `groups` has the finished runs of each
+    label.
     """
     public = {label: entry.get("public_score") for label, entry in study["entries"].items()}
     labels = [label for label, score in public.items() if score is not None and groups.get(label)]
@@ -142,11 +144,19 @@ def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | N
                 "to": labels[b],
                 "public": theirs[b] - theirs[a],
                 "ours": means[b] - means[a],
-                "breaks": theirs[b] < theirs[a] and means[b] > means[a],
+                "order": _order(theirs[b] - theirs[a], ours[labels[a]], ours[labels[b]]),
             }
             for a, b in pairwise(range(len(labels)))
         ],
     }
+
+
+def _order(public: float, before: Sequence[float], after: Sequence[float]) -> str:
+    """Return a word for the order of two labels by their scores, seed by seed, and the step of the public score."""
+    step = fmean(after) - fmean(before)
+    if abs(step) < max((stdev(scores) for scores in (before, after) if len(scores) > 1), default=0.0):
+        return "not told apart"
+    return "broken" if public < 0 < step else "kept"
 
 
 def _losses(group: Mapping[str, Curve], progress: float) -> tuple[list[float], list[float]]:

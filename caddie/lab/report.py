@@ -207,8 +207,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
     if order := facts["public_order"]:
         names = ["from", "to", "public", "here", "order"]
         rows = [
-            [one["from"], one["to"], signed(one["public"]), signed(one["ours"]), "broken" if one["breaks"] else "kept"]
-            for one in order["steps"]
+            [one["from"], one["to"], *map(signed, (one["public"], one["ours"])), one["order"]] for one in order["steps"]
         ]
         parts += ["## Order of the public scores", order_words(order), markdown_table(names, rows)]
     if early := facts["early"]:

@@ -40,7 +40,15 @@ def test_the_correlations_and_steps_are_those_by_hand() -> None:
     assert found["kendall"] == pytest.approx((9 - 1) / 10)
     steps = [(one["from"], one["to"], round(one["public"], 4), round(one["ours"], 4)) for one in found["steps"]]
     assert steps[1] == ("b", "c", -0.05, 0.03)
-    assert [one["breaks"] for one in found["steps"]] == [False, True, False, False]
+    assert [one["order"] for one in found["steps"]] == ["kept", "broken", "kept", "kept"]
+
+
+def test_a_step_smaller_than_the_spread_of_the_seeds_tells_no_order() -> None:
+    noisy = ((1.10, [2.43, 2.44]), (1.08, [2.38, 2.50]), (1.07, [2.36, 2.46]), (1.06, [2.42]), (1.05, [2.43]))
+    found = public_order(*ladder(*noisy))
+    assert found is not None
+    unclear = ["not told apart"] * 3
+    assert [one["order"] for one in found["steps"]] == [*unclear, "broken"], "the last two have one seed each"
 
 
 def test_scores_that_are_all_tied_have_no_correlation() -> None:
