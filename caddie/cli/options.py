@@ -51,8 +51,15 @@ class _Scorer(click.types.StringParamType):
 
         if not value:
             self.fail("it is empty; name a class in a Python file, as FILE.py:NAME.", param, ctx)
-        if not value.startswith("known_bad:"):
+        prefix, _, example = value.partition(":")
+        if prefix != "known_bad":
             read_source(split_name(value)[0])
+        elif ctx is not None and ctx.info_name != "verify":
+            self.fail("known_bad:NAME is for verify alone; name a class of your own, as FILE.py:NAME.", param, ctx)
+        else:
+            from caddie.verify.known_bad import known_bad
+
+            known_bad(example)
         return str(value)
 
 
