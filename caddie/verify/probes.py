@@ -7,7 +7,7 @@ import lzma
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
 from caddie.report.verification import OUTCOMES
 from caddie.runtime.progress import SILENT, Event, Progress
-from caddie.verify.changes import GAIN, must_not_change, percent, undecided
+from caddie.verify.changes import GAIN, Change, Mask, must_not_change, percent, undecided
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.whole_text import audit
 
@@ -114,6 +114,9 @@ def _search(case: ProbeCase) -> Found:
             wrong |= case.differ(base.fingerprint, scored.fingerprint) & stated
         earlier, later = earlier + int(before.sum()), later + int((differs & ~before).sum())
         if wrong.any():
+            if later := _remembered(case, change, wrong):
+                scored_later = f"{later:,} losses changed with tokens of a document that was scored before"
+                return False, f"{scored_later}: a scorer with per_document that remembers others must have `update`"
             place = int(np.flatnonzero(wrong)[0])
             after = change.changed[change.changed > place]
             token = int(after[0]) if len(after) else int(change.changed[-1])
@@ -126,6 +129,18 @@ def _search(case: ProbeCase) -> Found:
     more = undecided(power, time.perf_counter() - begin) if case.users else ""
     found = f"a leak of {GAIN} bits per byte in this text is found with {percent(power)}{more}"
     return None if more else True, f"{places:,} places of changes: {settled_before}; {found}"
+
+
+def _remembered(case: ProbeCase, change: Change, wrong: Mask) -> int:
+    """Count the losses that depend on the document scored first, if they are not to and none seems to look ahead."""
+    base = case.base
+    if not base.isolated or base.learns:
+        return 0
+    if (wrong & must_not_change(replace(base, context=None), change.changed, own=1)).any():
+        return 0
+    first = base.segment == base.segment[base.step.argmin()]
+    moved = case.differ(base.nats, case.flip(np.flatnonzero(first & (case.tokens[1:] != case.bos)) + 1).nats)
+    return int((moved & (base.step > base.step[first].max())).sum())
 
 
 def _whole_text(case: ProbeCase) -> Found | None:

@@ -25,10 +25,10 @@ from caddie.errors import UserError
 from caddie.model import build
 from caddie.pack.artifact import Artifact, load
 from caddie.runtime.progress import json_line
-from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Layout, Scorer, Scoring, Step, windows
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import cheats
-from caddie.verify.black_box import BlackBoxScorer, ScoredText, fingerprint
+from caddie.verify.black_box import BlackBoxScorer, LoopScorer, ScoredText, fingerprint
 from caddie.verify.changes import Change, must_not_change
 from caddie.verify.cheats import CheatScorer
 from caddie.verify.held_out import COMES_BACK
@@ -254,6 +254,59 @@ def test_the_evidence_names_the_next_change_or_the_last(
     passed, evidence = PROBES["no look-ahead"](on)
     assert not passed
     assert evidence.endswith(f"such as that of token {wrong + 1} after a change from token {named} on")
+
+
+class Remembers(Scorer):
+    """Scores each document by itself, but expects tokens that it was shown in any."""
+
+    per_document = True
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.model, self.bos = artifact.model, artifact.tokenizer.bos
+        self.counts = torch.ones(artifact.tokenizer.vocabulary)
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        for begin, end in layout.edges:
+            for window in windows(begin, end, 64, 64):
+                yield Step([window], [0])
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor, slots: Any, last: int, cache: Any = None) -> Tensor:
+        logits = self.model(inputs, inputs == self.bos) + self.counts.log()
+        self.counts += torch.bincount(inputs[0], minlength=len(self.counts))
+        return logits[:, -last:]
+
+
+class Learns(Remembers):
+    """Says that it remembers."""
+
+    def update(self, batches: Any, prefix: Any) -> None:
+        return
+
+
+class Peeks(Remembers):
+    """Looks ahead."""
+
+    def logits(self, inputs: Tensor, slots: Any, last: int, cache: Any = None) -> Tensor:
+        logits = self.model(inputs, inputs == self.bos)
+        logits[:, :-1].scatter_add_(2, inputs[:, 1:, None], torch.full((1, inputs.shape[1] - 1, 1), 5.0))
+        return logits[:, -last:]
+
+
+@pytest.mark.parametrize(
+    ("scorer", "outcome", "says"),
+    [
+        (Remembers, "FAIL", "a scorer with per_document that remembers others must have `update`"),
+        (Learns, "pass", "nor a distribution"),
+        (Peeks, "FAIL", "settled losses and distributions changed with later tokens"),
+    ],
+)
+def test_a_scorer_that_remembers_without_saying_so_is_told_that_and_not_that_it_looks_ahead(
+    scorer: type[Remembers], outcome: str, says: str, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoopScorer, "make", lambda self: scorer(self.artifact))
+    found = checked(replace(case(artifact), effort=Effort(places=8, found=0.0)), "no look-ahead")
+    assert (found.outcome, says in found.evidence) == (outcome, True), found.evidence
 
 
 def test_the_smear_scores_a_text_that_ends_where_a_document_begins(artifact: Artifact) -> None:
@@ -809,5 +862,24 @@ def test_a_scorer_that_is_no_file_is_told_before_the_artifact_is_read(
     verb: str, scorer: str, says: str, caddie: Callable[..., Any]
 ) -> None:
     ended = caddie(verb, "nowhere.caddie", "--scorer", scorer)
+    assert ended.status == 2
+    assert says in ended.err
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "says"),
+    [
+        ("verify", "slut", "no known-bad example slut (did you mean slot?); there are "),
+        (
+            "score",
+            "slot",
+            "Invalid value for '--scorer': known_bad:NAME is for verify alone; name a class of",
+        ),
+    ],
+)
+def test_an_example_that_there_is_not_is_told_before_the_artifact_is_read(
+    verb: str, name: str, says: str, caddie: Callable[..., Any]
+) -> None:
+    ended = caddie(verb, "nowhere.caddie", "--scorer", f"known_bad:{name}")
     assert ended.status == 2
     assert says in ended.err
