@@ -16,6 +16,7 @@ import numpy as np
 from caddie.errors import UserError
 from caddie.lab.measured import Groups
 from caddie.lab.stats import Proportion, kendall, order_agreement, sign_agreement, spearman
+from caddie.report.charts import is_finite
 
 Curve = Sequence[tuple[float, float]]
 """(progress from 0 to 1, loss) of one run, in order of progress.
@@ -122,8 +123,9 @@ def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | N
     The intervals are percentiles of a bootstrap that draws labels, and for each of them seeds, with replacement (Efron
     and Tibshirani, "An introduction to the bootstrap", 1993): those of other labels of the kind, run with other seeds.
     A step's `order` is broken where the public score falls and ours rises, unless the step is smaller than the standard
-    deviation of the seeds of either label: that does not tell the two apart. `groups` has the finished runs of each
-    label.
+    deviation of the seeds of either label: that does not tell the two apart. `unpacked` has the correlations of our
+    scores less the quantization gap, and `packing` what the gap makes of a step, both None where one was not measured.
+    `groups` has the finished runs of each label.
     """
     public = {label: entry.get("public_score") for label, entry in study["entries"].items()}
     labels = [label for label, score in public.items() if score is not None and groups.get(label)]
@@ -132,18 +134,27 @@ def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | N
     labels.sort(key=lambda label: -public[label])
     ours = {label: [row["bits_per_byte"] for row in groups[label]] for label in labels}
     theirs, means = [public[label] for label in labels], [fmean(ours[label]) for label in labels]
+    lost = [
+        [math.nan if (gap := row.get("quantization_loss")) is None else gap for row in groups[label]]
+        for label in labels
+    ]
+    gaps = list(map(fmean, lost))
+    unpacked = [mean - gap for mean, gap in zip(means, gaps, strict=True)]
+    whole = all(map(is_finite, unpacked))
     return {
         "labels": labels,
         "seeds": min(map(len, ours.values())),
         "spearman": spearman(theirs, means),
         "kendall": kendall(theirs, means),
         **_intervals(theirs, list(ours.values())),
+        "unpacked": {"spearman": spearman(theirs, unpacked), "kendall": kendall(theirs, unpacked)} if whole else None,
         "steps": [
             {
                 "from": labels[a],
                 "to": labels[b],
                 "public": theirs[b] - theirs[a],
                 "ours": means[b] - means[a],
+                "packing": gap if is_finite(gap := gaps[b] - gaps[a]) else None,
                 "order": _order(theirs[b] - theirs[a], ours[labels[a]], ours[labels[b]]),
             }
             for a, b in pairwise(range(len(labels)))

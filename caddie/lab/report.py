@@ -205,9 +205,10 @@ def markdown(facts: Mapping[str, Any]) -> str:
     if facts["holdout"]:
         parts += ["## Holdout", HOLDOUT, _holdout_table(facts["holdout"], study["label"])]
     if order := facts["public_order"]:
-        names = ["from", "to", "public", "here", "order"]
+        names = ["from", "to", "public", "here", "of it by packing", "order"]
         rows = [
-            [one["from"], one["to"], *map(signed, (one["public"], one["ours"])), one["order"]] for one in order["steps"]
+            [one["from"], one["to"], *map(signed, (one["public"], one["ours"], one["packing"])), one["order"]]
+            for one in order["steps"]
         ]
         parts += ["## Order of the public scores", order_words(order), markdown_table(names, rows)]
     if early := facts["early"]:
@@ -238,10 +239,14 @@ def order_words(order: Mapping[str, Any]) -> str:
     """Describe the agreement with the order of the public scores."""
     intervals = {name: order[f"{name}_interval"] or () for name in ("spearman", "kendall")}
     ends = {name: " to ".join(f"{end:.2f}" for end in interval) or "-" for name, interval in intervals.items()}
+    unpacked = ""
+    if order["unpacked"]:
+        both = " and ".join(number(order["unpacked"][name], ".2f") for name in ("spearman", "kendall"))
+        unpacked = f" Without the quantization gap: {both}."
     return (
         f"{len(order['labels'])} labels with public scores, {count(order['seeds'], 'seed')} or more each: rank"
         f" correlation {number(order['spearman'], '.2f')} (Spearman, 95 % interval {ends['spearman']}),"
-        f" {number(order['kendall'], '.2f')} (Kendall, {ends['kendall']})."
+        f" {number(order['kendall'], '.2f')} (Kendall, {ends['kendall']}).{unpacked}"
     )
 
 

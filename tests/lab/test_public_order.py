@@ -51,6 +51,24 @@ def test_a_step_smaller_than_the_spread_of_the_seeds_tells_no_order() -> None:
     assert [one["order"] for one in found["steps"]] == [*unclear, "broken"], "the last two have one seed each"
 
 
+def test_the_order_without_the_quantization_gap_is_told_apart() -> None:
+    study, ours = ladder(*RUNGS)
+    for label, gap in zip(ours, (0.01, 0.01, 0.05, 0.02, 0.02), strict=True):
+        for row in ours[label]:
+            row["quantization_loss"] = gap
+    found = public_order(study, ours)
+    assert found is not None
+    assert found["unpacked"] == {"spearman": pytest.approx(1.0), "kendall": pytest.approx(1.0)}
+    assert found["spearman"] < 1
+    assert [round(one["packing"], 4) for one in found["steps"]] == [0.0, 0.04, -0.03, 0.0]
+    assert order_words(found).endswith("Without the quantization gap: 1.00 and 1.00.")
+    del ours["c"][0]["quantization_loss"]
+    found = public_order(study, ours)
+    assert found is not None
+    assert found["unpacked"] is None
+    assert [one["packing"] is None for one in found["steps"]] == [False, True, True, False]
+
+
 def test_scores_that_are_all_tied_have_no_correlation() -> None:
     tied = public_order(*ladder(*[(1.08, own) for _, own in RUNGS]))
     assert tied is not None
@@ -112,6 +130,7 @@ def test_the_report_tells_correlations_and_steps() -> None:
     assert "## Order of the public scores" in text
     assert "5 labels with public scores, 3 seeds or more each: rank correlation 0.40 (Spearman" in text
     assert "| value residual | rotation | −0.0100 |" in text
+    assert "Without the quantization gap: 0.40 and" in text
     line = next(line for line in text.splitlines() if line.startswith("| value residual | rotation"))
     assert line.endswith("| broken |")
     assert "Order of the public scores" in html
