@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,8 @@ _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
 _NEAR_END, _DEVIATIONS = 8, 4.0
 """Tokens just before the end of a document, at which a scorer that knows the end may use it, and the standard
 deviations beyond which it is not by chance that it gains more there."""
+_OCTAVES, _MOST_NATS = 40, 100.0
+"""Octaves that a document's length may have, and the most that a token costs where it may be impossible."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,49 @@ def score_audited(
     if passed is False:
         raise CheckFailed(f"{name}: {evidence}")
     said = [f"Audit of the scorer: {evidence}.", drawn]
-    gain = _gain_at_ends(losses, text) if own.per_document else 0.0
-    if gain > GAIN:
-        there = f"gains {gain:.4f} bits per byte over the plain scoring there and just before"
-        said.append(f"It knows where documents end, and {there}.")
-    decided = isolated and passed is not None and gain <= GAIN
-    return scores, Audit(decided, " ".join([*filter(None, said), isolation]))
+    little, found = _use_of_lengths(whole, losses, text, seed) if own.per_document else (True, "")
+    decided = isolated and passed is not None and little
+    return scores, Audit(decided, " ".join([*filter(None, [*said, found]), isolation]))
+
+
+def _use_of_lengths(whole: WholeText, losses: Mapping[str, Losses], text: Text, seed: int) -> tuple[bool, str]:
+    """Return whether a scorer that is told the lengths of documents gains at most `GAIN` by them, and the evidence.
+
+    It gains no more than it takes to tell the lengths: an honest one could weigh the predictions for all lengths. Only
+    where documents are so short that this is more than `GAIN`, the text is scored again with the tails of documents
+    exchanged in pairs, so that each document is told another's length.
+    """
+    begins = np.append(0, np.flatnonzero(text.tokens[1:] == text.bos) + 1)
+    documents = np.split(text.tokens, begins[1:])
+    lengths, count = np.array(list(map(len, documents))), len(documents)
+    octaves = np.frexp(lengths)[1]
+    rarity = (count + _OCTAVES) / (1 + np.bincount(octaves)[octaves])
+    worth = bits_per_byte(float((np.log(2.0) * (octaves - 1) + np.log(rarity)).sum()), text.source_bytes)
+    known = f"It knows the lengths of {count:,} documents, which is worth at most {worth:.4f} bits per byte"
+    if worth <= GAIN:
+        return True, f"{known}."
+    if count <= _DEVIATIONS**2:
+        return False, f"{known}; so few cannot show if it uses them: score more text."
+    partner, drawn = np.arange(count), np.random.default_rng([seed, 6]).permutation(count)[: count // 2 * 2]
+    partner[drawn] = np.roll(drawn, count // 2)
+    kept = np.minimum(lengths, lengths[partner]) * 2 // 3
+    mixed = [np.append(documents[n][: kept[n]], documents[partner[n]][kept[n] :]) for n in range(count)]
+    again = np.minimum(replace(whole, tokens=np.concatenate(mixed)).scored().nats, _MOST_NATS)
+    moved = np.cumsum(lengths[partner]) - lengths[partner]
+    lost = [
+        float((again[new : new + more] - losses["user"][begin : begin + more]).sum())
+        for new, begin, more in zip(moved, begins, np.maximum(kept - 1, 0), strict=True)
+    ]
+    at_ends, before = _gain_at_ends(losses, text), bits_per_byte(_certain(np.array(lost)), text.source_bytes)
+    if max(at_ends, 0.0) + before <= GAIN:
+        return True, f"{known}; no gain above {GAIN} was found."
+    there = f"gains {at_ends:.4f} bits per byte over the plain scoring there and just before"
+    return False, f"It knows where documents end, and {there}. Told other lengths, it lost {before:.4f} further before."
+
+
+def _certain(gains: Losses) -> float:
+    """Return the sum of the gains in all documents, or 0 where it may be chance."""
+    return float(gains.sum()) if gains.sum() > _DEVIATIONS * np.linalg.norm(gains) else 0.0
 
 
 def _gain_at_ends(losses: Mapping[str, Losses], text: Text) -> float:
@@ -125,8 +164,7 @@ def _gain_at_ends(losses: Mapping[str, Losses], text: Text) -> float:
     more = last - before
     if before.sum() > earlier.sum():
         more -= before - earlier
-    certain = more.sum() > _DEVIATIONS * np.linalg.norm(more)
-    return bits_per_byte(float(gain[ends].sum() + (more.sum() if certain else 0.0)), text.source_bytes)
+    return bits_per_byte(float(gain[ends].sum()) + _certain(more), text.source_bytes)
 
 
 def _drawn(artifact: Artifact, scoring: Scoring, name: str, text: Text, length: int) -> str:

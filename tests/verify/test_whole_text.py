@@ -2,7 +2,7 @@
 
 import json
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,12 @@ from waiting_scorer import WAITS
 from caddie.data.corpus import Corpus
 from caddie.data.documents import find
 from caddie.pack.artifact import Artifact, load
-from caddie.score import SGD, ChunkSGD, DocumentLoRA, Scorer, Scoring, Text
+from caddie.score import SGD, ChunkSGD, DocumentLoRA, Layout, Scorer, Scoring, Step, Text, windows
 from caddie.score.ngram_tilt import NGramTilt
 from caddie.verify import readable_text, sandbox
-from caddie.verify.audited_score import _gain_at_ends
+from caddie.verify.audited_score import _gain_at_ends, _use_of_lengths
 from caddie.verify.black_box import ScoredText
+from caddie.verify.changes import GAIN
 from caddie.verify.cheats import Waits
 from caddie.verify.known_bad import KNOWN_BAD, catch, known_bad
 from caddie.verify.probe_case import Effort, probe_case_of, sized_case, with_whole_text
@@ -521,6 +522,69 @@ def test_a_gain_just_before_documents_end_counts_as_one_where_they_end(
     tokens = np.append(np.tile(np.append(0, np.ones(49)), documents), 0).astype(np.uint16)
     losses = {"plain": np.full(gain.size, 9.0), "user": 9.0 - gain.ravel()}
     assert _gain_at_ends(losses, Text(tokens, 0, documents * 8, 1, 1)) == pytest.approx(bits, abs=1e-9)
+
+
+class Guesses(Scorer):
+    """Scores each document by itself, and expects an `a` first of short ones and a `b` first of long ones."""
+
+    per_document = True
+
+    def __init__(self, artifact: Artifact, height: float) -> None:
+        self.model, self.height, self.counts = artifact.model, height, torch.ones(BOS + 1)
+
+    def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
+        for begin, end in layout.edges:
+            self.first = ord("a" if end - begin < 40 else "b")
+            for window in windows(begin, end, 32, 32):
+                self.begins = window.start == begin
+                yield Step([window], [0])
+
+    @torch.no_grad()
+    def logits(self, inputs: Any, slots: Any, last: int, cache: Any = None) -> Any:
+        logits = self.model(inputs, inputs == BOS)
+        logits[:, 0, self.first] += self.height * self.begins
+        return logits[:, -last:]
+
+
+class Counts(Guesses):
+    """Expects tokens by how often they came, but for documents' ends."""
+
+    def logits(self, inputs: Any, slots: Any, last: int, cache: Any = None) -> Any:
+        return super().logits(inputs, slots, last) + self.counts.log()
+
+    def update(self, batches: Any, prefix: Any) -> None:
+        for batch in batches:
+            targets = torch.from_numpy(prefix.targets(batch.windows)).flatten()
+            self.counts += torch.bincount(targets[targets != BOS], minlength=BOS + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "height", "documents", "letters", "little", "says"),
+    [
+        (Guesses, 3.0, 60, 60, False, " further before."),
+        (Guesses, 0.0, 60, 60, True, "; no gain above 0.005 was found."),
+        (Counts, 4.0, 120, 60, False, " further before."),
+        (Counts, 0.0, 60, 60, True, "; no gain above 0.005 was found."),
+        (Guesses, 3.0, 16, 60, False, "; so few cannot show if it uses them: score more text."),
+        (Guesses, 3.0, 4, 6000, True, "It knows the lengths of 4 documents, which is worth at most 0.00"),
+    ],
+    ids=["uses them", "does not", "learns and uses them", "learns", "too few", "long ones"],
+)
+def test_a_scorer_that_uses_the_lengths_of_documents_anywhere_is_found(
+    make: type[Guesses], height: float, documents: int, letters: int, little: bool, says: str, artifact: Artifact
+) -> None:
+    """Every second document is short; the ends are predicted as without their lengths."""
+    chance = np.random.default_rng(0)
+    parts = [
+        np.append([BOS, ord("ab"[n % 2])], chance.integers(99, 122, (8, letters)[n % 2])) for n in range(documents)
+    ]
+    text = Text(np.concatenate(parts).astype(np.uint16), BOS, sum(map(len, parts)) - documents, documents, 1)
+    whole = replace(whole_of(artifact, 600), open=lambda: nullcontext(make(artifact, height)), tokens=text.tokens)
+    losses = {"plain": whole.plain_nats(), "user": whole.scored().nats}
+    found, evidence = _use_of_lengths(whole, losses, text, seed=1)
+    assert found == little, evidence
+    assert says in evidence
+    assert _gain_at_ends(losses, text) < GAIN
 
 
 @pytest.mark.parametrize("wrong", ["logits * torch.nan", "torch.full_like(logits, -torch.inf)"])
