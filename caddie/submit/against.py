@@ -63,7 +63,7 @@ def _submitted(path: Path) -> tuple[str, list[float], str | None, bool]:
         known = json.loads(json.dumps(read_object(path)), parse_float=Decimal)  # numbers as `read_claims` takes them
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); name a submission or its {JSON}") from None
-    claims = read_claims(known, JSON, Findings(False))
+    claims = read_claims(known, JSON, Findings())
     scores = [float(score) for score in claims.scores.values() or [claims.score] if score is not None]
     text, name = pick(known, "sha256", "validation_documents"), str(known.get("name") or path.parent.name)
     return name, scores, text if isinstance(text, str) else None, claims.own_set

@@ -53,10 +53,10 @@ def review(path: Path, against: Path | None = None) -> Review:
 
     Raises `UserError` for what is no folder or cannot be read. Every other oddity is a finding.
     """
-    found = Findings(_unlimited(path, {}))
+    found = Findings()
     folder, stated = _read(path, found)
     size = _check_scripts(folder, stated, found)
-    check_runs(stated, _read(against, Findings(False))[1] if against else None, size, found)
+    check_runs(stated, _read(against, Findings())[1] if against else None, size, found)
     _check_readme(folder, stated.claims, found)
     _check_held_out(folder, found)
     order = {severity: place for place, severity in enumerate(SEVERITIES)}

@@ -125,9 +125,9 @@ class Findings(list[Finding]):
     MOST = 100
     """Findings of one rule and severity that are kept, so that many of one kind hide no other."""
 
-    def __init__(self, unlimited: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.unlimited = unlimited
+        self.unlimited = False
         self._counts = Counter[tuple[str, Severity]]()
 
     def add(self, rule: str, file: str, sentence: str, line: int | None = None, note: bool = False) -> None:
