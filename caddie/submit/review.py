@@ -13,18 +13,23 @@ from caddie.errors import count
 from caddie.report.tables import printable, table
 from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
-from caddie.submit.review_code import HELD_OUT, check_preparation, check_scripts
+from caddie.submit.review_code import check_scripts
 from caddie.submit.review_files import Folder, list_folder, read_json
 from caddie.submit.review_logs import training_clock
 from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
 from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline
-from caddie.submit.review_script import MOST_BYTES, main_script, parse, read_scripts
+from caddie.submit.review_script import main_script, read_scripts
 
-_MOST_LOGS, _MOST_PREPARING, _MOST_NUMBERS = 40, 5, 2_000
-"""Logs, scripts that prepare data, and different numbers of the README that are looked at."""
+_MOST_LOGS, _MOST_NUMBERS = 40, 2_000
+"""Logs, and different numbers of the README, that are looked at."""
 _README_DIGITS = 3
 """Digits after the point that a README may round scores to."""
+_HELD_OUT = 50_000
 _VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})([kK]?)")
+_VAL_DOCS_DEFAULT = re.compile(
+    r"--val-docs[\"'](?:(?!add_argument|default)[\s\S]){0,500}\bdefault\s*=\s*(\d[\d_]{0,12})\b()"
+)
+"""Number of documents, and `k` for thousands, as text states it and as an option has it by default."""
 _UNLIMITED = re.compile(r"(?:track[-_ ])?non[-_ ]?record", re.IGNORECASE)
 
 
@@ -106,7 +111,7 @@ def _pick(folder: Folder, wanted: str, like: str, found: Findings) -> str | None
 
 
 def _check_scripts(folder: Folder, stated: Stated, found: Findings) -> int:
-    """Check the script, the files that it names and those that prepare data; return the bytes of what trains."""
+    """Check the script and the files that it names; return the bytes of what trains."""
     if (main := main_script(folder)) is None:
         found.add("file-missing", "train_gpt.py", "there is no script train_gpt.py")
         return 0
@@ -122,11 +127,6 @@ def _check_scripts(folder: Folder, stated: Stated, found: Findings) -> int:
         check_scripts(scripts, set.intersection(*off) if off else set(), found)
     except RecursionError:
         found.add("code-unread", main, "an expression is nested too deeply; not all of its source was checked")
-    preparing = [name for name in folder.sizes if re.search(r"(?:prepare|tokenize|download)\w*\.py$", name)]
-    for name in preparing[:_MOST_PREPARING]:
-        text = folder.text(name, found, MOST_BYTES)
-        if text and (tree := parse(text, name, found)) is not None:
-            check_preparation(tree, name, found)
     return size
 
 
@@ -148,15 +148,20 @@ def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
 
 
 def _check_held_out(folder: Folder, found: Findings) -> None:
-    """Check the number of documents held out of the training text, as README and JSON state it."""
+    """Check the documents held out of the training text: as README and JSON state, and as scripts do by default."""
     for name in folder.sizes:
         stating = re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I)
-        text = (stating and folder.text(name, found)) or ""
-        for match in _VAL_DOCS.finditer(text):
-            if (count := int(re.sub(r"\D", "", match[1])) * (1_000 if match[2] else 1)) < HELD_OUT:
-                said = f"training text was prepared with {count:,} documents held out, of {HELD_OUT:,} in the set"
+        preparing = re.search(r"(?:prepare|tokenize|download)\w*\.py$", name)
+        text = ((stating or preparing) and folder.text(name, found)) or ""
+        for match in (_VAL_DOCS_DEFAULT if preparing else _VAL_DOCS).finditer(text):
+            if (count := int(re.sub(r"\D", "", match[1])) * (1_000 if match[2] else 1)) < _HELD_OUT:
+                rest = f"of {_HELD_OUT:,} in the set: training text"
+                rule, said = "held-out-stated", f"{count:,} documents were held out, {rest} holds the others"
+                if preparing:
+                    rule, said = "held-out-default", f"--val-docs is {count:,} by default, {rest} would hold the others"
+                    said += ", and the log cannot show whether it was given"
                 line = text.count("\n", 0, match.start()) + 1
-                found.add("held-out-stated", name, f"{said}: it holds the others", line)
+                found.add(rule, name, said, line)
                 break
 
 

@@ -18,7 +18,6 @@ _FETCHES = {"urlopen", "urlretrieve", "load_state_dict_from_url", "download_url_
 _STARTS = {"run", "call", "check_call", "check_output", "Popen", "system"}
 _FETCHING = re.compile(r"\b(?:curl|wget|git clone|pip install|apt-get)\b|https?://\S+\.(?:bin|pt|npz|zip|gz|tar)\b")
 _OPENS = {"open", "load", "fromfile", "memmap", "Path", "read_bytes", "read_text", "load_file"}
-HELD_OUT = 50_000
 _MOST = 1_000
 """Places of a function that are compared with each other."""
 _MOST_CALLERS = 4
@@ -48,17 +47,6 @@ def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found
 _NOTED = {"target": "code-target", "mixture": "code-mixture", "select": "code-selection", "cut": "code-cut",
           "live": "code-live"}  # fmt: skip
 """Rules of places that the flow of labels tells alone."""
-
-
-def check_preparation(tree: ast.Module, file: str, found: Findings) -> None:
-    """Check how many documents a script of the folder that prepares data holds out unless told otherwise."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and any(constant(one) == "--val-docs" for one in node.args):
-            default = next((constant(one.value) for one in node.keywords if one.arg == "default"), None)
-            if isinstance(default, int) and default < HELD_OUT:
-                said = f"--val-docs is {default:,} by default, of {HELD_OUT:,} in the set: training text would hold the"
-                said += " others, and the log cannot show whether it was given"
-                found.add("held-out-default", file, said, node.lineno)
 
 
 def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:

@@ -13,7 +13,7 @@ from itertools import product
 from caddie.submit.review_files import Folder
 from caddie.submit.review_rules import Findings
 
-MOST_BYTES = 500_000
+_MOST_BYTES = 500_000
 """Longest script, packed or unpacked; the longest merged one has 0.16 MB."""
 _MOST_MEMORY = 256_000_000
 """Memory that unpacking may ask for."""
@@ -59,7 +59,7 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
     """
     files, scripts, size, imported = [main], [], 0, set[str]()
     for at, name in enumerate(files):  # which grows meanwhile
-        if at >= _MOST_SCRIPTS or (text := folder.text(name, found, MOST_BYTES)) is None:
+        if at >= _MOST_SCRIPTS or (text := folder.text(name, found, _MOST_BYTES)) is None:
             continue
         source, unpacked = unpack(text, name, found)
         if (tree := parse(source, name, found, "code-syntax" if name == main else "code-unread")) is not None:
@@ -126,7 +126,7 @@ def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
     return source, layers > 0
 
 
-def parse(source: str, name: str, found: Findings, rule: str = "code-unread") -> ast.Module | None:
+def parse(source: str, name: str, found: Findings, rule: str) -> ast.Module | None:
     """Return the syntax tree, or None with a finding of a rule.
 
     F-strings of Python 3.12 that an older Python does not read are blanked.
@@ -153,7 +153,7 @@ def _tree(source: str) -> ast.Module | str:
 
 def _packed(source: str) -> bytes | None:
     """Return the string or bytes that makes up most of the source, without white space; None if there is none."""
-    if len(source) > MOST_BYTES or not re.search(r"b85decode|b64decode|a85decode", source):
+    if len(source) > _MOST_BYTES or not re.search(r"b85decode|b64decode|a85decode", source):
         return None
     if isinstance(tree := _tree(source), str):
         return None
@@ -164,21 +164,21 @@ def _packed(source: str) -> bytes | None:
 
 
 def _inflated(packed: bytes) -> bytes | None:
-    """Return the source in a packed string, of at most `MOST_BYTES`; None if no known coding and codec read it."""
+    """Return the source in a packed string, of at most `_MOST_BYTES`; None if no known coding and codec read it."""
     import brotli
 
     codecs: tuple[Callable[[bytes], bytes], ...] = (
-        lambda raw: lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(raw, MOST_BYTES + 1),
-        lambda raw: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_RAW_LZMA).decompress(raw, MOST_BYTES + 1),
-        lambda raw: zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(raw, MOST_BYTES + 1),
-        lambda raw: brotli.Decompressor().process(raw, output_buffer_limit=MOST_BYTES + 1),
+        lambda raw: lzma.LZMADecompressor(memlimit=_MOST_MEMORY).decompress(raw, _MOST_BYTES + 1),
+        lambda raw: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_RAW_LZMA).decompress(raw, _MOST_BYTES + 1),
+        lambda raw: zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(raw, _MOST_BYTES + 1),
+        lambda raw: brotli.Decompressor().process(raw, output_buffer_limit=_MOST_BYTES + 1),
     )
     for decode, decompress in product(_DECODERS, codecs):
         try:
             out = decompress(decode(packed))
         except (lzma.LZMAError, zlib.error, brotli.error, EOFError, ValueError, MemoryError):
             continue
-        if 0 < len(out) <= MOST_BYTES and b"\0" not in out:
+        if 0 < len(out) <= _MOST_BYTES and b"\0" not in out:
             return bytes(out)
     return None
 

@@ -201,6 +201,15 @@ def test_a_preparation_that_holds_out_too_few_documents(tmp_path: Path) -> None:
     assert signs(tmp_path, SCRIPT, prepare_data__py=text.format("50_000")) == set()
 
 
+def test_every_preparation_is_checked(tmp_path: Path) -> None:
+    text = 'import argparse\nargparse.ArgumentParser().add_argument(\n    "--val-docs", type=int, default=10_000)\n'
+    other = text.replace('"--val-docs"', '"--val-docs")\nadd_argument("-x"')
+    files = {f"prepare_{place}.py": text if place == "l" else other for place in "abcdefghijkl"}
+    result = review(write_submission(tmp_path / "a", files=files))
+    found = [(one.file, one.line) for one in result.findings if one.rule == "held-out-default"]
+    assert found == [("prepare_l.py", 3)]
+
+
 RAW = [{"id": lzma.FILTER_LZMA2}]
 
 
