@@ -81,11 +81,13 @@ def _read(path: Path, found: Findings) -> tuple[Folder, Stated]:
         said = f"of {len(names)} logs the first {_MOST_LOGS} were read, and neither this one nor any after it"
         found.add("file-unread", names[_MOST_LOGS], said)
     texts = [(name, folder.text(name, found)) for name in names[:_MOST_LOGS]]
+    unread = len(names) > sum(text is not None for _, text in texts)
     logs = [parse_log(name, text) for name, text in texts if text]
     logs = [log for log in logs if log.scores or log.value("total_bytes") is not None]
     if not logs:
-        found.add("file-missing", "train.log", "there is no log of a run")
-    return folder, Stated(claims, logs, cited(logs, claims))
+        said = "no log that was read is of a run" if unread else "there is no log of a run"
+        found.add("file-missing", "train.log", said, note=unread)
+    return folder, Stated(claims, logs, cited(logs, claims), unread)
 
 
 def _unlimited(path: Path, data: Mapping[str, Any]) -> bool:

@@ -47,6 +47,8 @@ class Stated:
     logs: list[Log]
     chosen: list[Log]
     """Those that the score of the JSON comes from."""
+    unread: bool
+    """True if the folder has logs that were not read."""
 
 
 def cited(logs: Sequence[Log], claims: Claims) -> list[Log]:
@@ -117,7 +119,8 @@ def _check_agreement(stated: Stated, found: Findings) -> None:
         if (tokens := claims.tokens.get(seed)) is not None:
             _check_tokens(seed, tokens, own, found)
         if not own:
-            found.add("seed-log", claims.file, f"there is no log of seed {seed}")
+            said = f"no log that was read is of seed {seed}" if stated.unread else f"there is no log of seed {seed}"
+            found.add("seed-log", claims.file, said, note=stated.unread)
         elif (score := claims.scores.get(seed)) is not None:
             _check_seed(seed, score, own, found)
         elif claims.scores and (scored := next((log for log in own if log.final), None)):

@@ -327,6 +327,20 @@ def test_logs_beyond_those_that_are_read_are_told(tmp_path: Path) -> None:
     assert one.sentence == "of 41 logs the first 40 were read, and neither this one nor any after it"
 
 
+def test_a_log_that_was_not_read_is_not_called_missing(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", files={f"a{number}.txt": "no result" for number in range(38)})
+    one = found(review(folder), "seed-log")
+    assert (one.severity, one.sentence) == ("note", "no log that was read is of seed 7")
+    for number in range(2):
+        (folder / f"b{number}.txt").write_text("no result")
+    result = review(folder)
+    assert found(result, "file-missing").sentence == "no log that was read is of a run"
+    assert not rules(result, "error")
+    with (folder / "a0.txt").open("wb") as log:
+        log.truncate(10**9)  # of zeros, on no disk
+    assert not rules(review(folder), "error")
+
+
 def test_a_name_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
     folder = write_submission(tmp_path / "a")
     os.rename(folder / "train_seed42.log", os.fsencode(folder) + b"/train_seed42_\xff.log")
