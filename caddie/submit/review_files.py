@@ -33,8 +33,12 @@ class Folder:
 
     def text(self, name: str, found: Findings, most: int = _MOST_BYTES) -> str | None:
         """Return a file as text, with a replacement for bytes that are not UTF-8; None with a finding if unread."""
+        if self.left < self.sizes[name] <= most:
+            said = f"it was not read, as at most {_MOST_TOGETHER:,} bytes of a folder are: read it yourself"
+            found.add("file-unread", name, said)
+            return None
         try:
-            data = read_regular(self.path / name, min(most, self.left))
+            data = read_regular(self.path / name, most)
         except OSError as error:
             found.add("file-unread", name, f"it cannot be read ({reason(error)})")
             return None
@@ -68,7 +72,8 @@ def list_folder(path: Path, found: Findings) -> Folder:
             found.add("file-unread", _below(path, here), f"it cannot be read ({reason(error)})")
             continue
         if len(folder.sizes) + len(entries) > _MOST_FILES or opened > _MOST_FOLDERS:
-            found.add("file-unread", _below(path, here), f"more than {_MOST_FILES:,} files; the rest was not looked at")
+            said = f"more than {_MOST_FILES:,} files or {_MOST_FOLDERS} folders; the rest was not looked at"
+            found.add("file-unread", _below(path, here), said)
             break
         for entry in entries:
             name = _below(path, Path(entry.path))

@@ -341,6 +341,16 @@ def test_a_log_that_was_not_read_is_not_called_missing(tmp_path: Path) -> None:
     assert not rules(review(folder), "error")
 
 
+def test_files_beyond_the_bytes_that_are_read_are_told(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", files={f"a{number}.txt": "x" * 7_000_000 for number in range(5)})
+    one = found(review(folder), "file-unread")
+    assert (one.severity, one.file) == ("warning", "a4.txt")
+    assert one.sentence == "it was not read, as at most 32,000,000 bytes of a folder are: read it yourself"
+    with (folder / "a4.txt").open("wb") as log:
+        log.truncate(9_000_000)
+    assert found(review(folder), "file-unread").sentence == "it cannot be read (it has more than 8,000,000 bytes)"
+
+
 def test_a_name_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
     folder = write_submission(tmp_path / "a")
     os.rename(folder / "train_seed42.log", os.fsencode(folder) + b"/train_seed42_\xff.log")
