@@ -20,6 +20,7 @@ _FACT = re.compile(
 )
 """Only lines with one of these can hold a fact."""
 _PREFIX = re.compile(r"\x1b\[[\d;]{0,8}m|\[[\w:]{1,20}\]:?|\d+:(?=\D)|\d{9,}\.\d+ ")
+_NO_DATE = r"(?!20\d\d[-_.]?[01]\d[-_.]?[0-3]\d(?!\d))"
 _SEPARATOR = re.compile(r"={60,}\s*")
 _SOURCE = re.compile(r"\s{0,8}(?:import |from \w+ import |def |class |@)")
 _SOURCE_LINES = 3
@@ -119,7 +120,8 @@ class Log:
     def seed(self) -> int | None:
         """The seed in the file's name, as in `train_seed42.log`, else the one that the log states."""
         name = self.file.rpartition("/")[2]
-        for before in (r"(?i:seed)[_-]?", "(?:_s|log_|train)"):  # as `s64` may be a stride, and `train600` seconds
+        # The word comes first, as `s64` may be a stride, and `train600` seconds.
+        for before in (r"(?i:seed)[_-]?", rf"(?:_s|log_|train){_NO_DATE}"):
             if named := re.search(rf"{before}(\d{{1,18}})(?!\d)", name):
                 return int(named[1])
         return self.stated_seed

@@ -137,6 +137,13 @@ SEEDS = {
     "train_v3.txt": None,
     "sliding_s64_seed1337.log": 1337,
     "train600_SEED-7.log": 7,
+    "train_2026-03-14_seed42.log": 42,
+    "log_2026-03-14.txt": None,
+    "train20260314_12.log": None,
+    "log_2026_03_14_s7.txt": 7,
+    "20260314.log": None,
+    "train_seed20260314.log": 20_260_314,
+    "log_2026.txt": 2026,
 }
 
 
