@@ -8,6 +8,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import product
 
 from caddie.submit.review_files import Folder
@@ -18,7 +19,7 @@ _MOST_BYTES = 500_000
 _MOST_MEMORY = 256_000_000
 """Memory that unpacking may ask for."""
 _MOST_LAYERS = 3
-_MOST_SCRIPTS = 8
+_MOST_SCRIPTS, _MOST_GLOBS = 8, 100
 _DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$")
 """Names of files that hold data, not text."""
 _COMPILED = re.compile(r"\.(?:so|pyd|pyc)$")
@@ -71,8 +72,11 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
             size += sum(folder.sizes[one] for one in named)
             for one in named[:1]:
                 found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
-        for one in filter(_DATA.search, named):
-            found.add("code-hidden", name, f"it names {one}, whose {folder.sizes[one]:,} bytes count too")
+        globs = _globs(tree) if tree is not None else []
+        for one in filter(_DATA.search, folder.sizes):
+            if one in named or any(fnmatch(one, f"*{glob}") for glob in globs):
+                how = "names" if one in named else "may read"
+                found.add("code-hidden", name, f"it {how} {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
         for other in folder.sizes:
             if other.endswith(".py") and _module(other) in words and other not in files:
@@ -86,6 +90,12 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
         found.add("code-hidden", one, f"it is imported, has {folder.sizes[one]:,} bytes, and is no source to check")
     counted = [one for one in files if _module(one).startswith("train") or _module(one) in imported]
     return scripts, size + sum(folder.sizes[one] for one in [*counted, *compiled])
+
+
+def _globs(tree: ast.Module) -> list[str]:
+    """Return the strings of a script that may be patterns of files, without their folders."""
+    texts = [text for node in ast.walk(tree) if isinstance(text := constant(node), str) and "*" in text]
+    return [text.rpartition("/")[2] for text in texts[:_MOST_GLOBS]]
 
 
 def _module(file: str) -> str:

@@ -422,6 +422,15 @@ def test_data_that_the_script_reads_is_told(tmp_path: Path) -> None:
     assert "it names prior.npz, whose 5,000,000 bytes count too" in found(result, "code-hidden").sentence
 
 
+@pytest.mark.parametrize("glob", ["'*.npz'", "f'{folder}/pri*'", "os.path.join(folder, 'prior.*')"])
+def test_data_that_the_script_reads_by_a_pattern_is_told(tmp_path: Path, glob: str) -> None:
+    script = SCRIPT + f"\n\nprior = torch.load(glob.glob({glob})[0])\n"
+    result = review(write_submission(tmp_path / "a", script=script, files={"lib/prior.npz": bytes(5_000_000)}))
+    assert found(result, "code-hidden").sentence == "it may read lib/prior.npz, whose 5,000,000 bytes count too"
+    other = review(write_submission(tmp_path / "b", script=script, files={"plot.zip": bytes(5)}))
+    assert "code-hidden" not in rules(other)
+
+
 @pytest.mark.parametrize("file", ["tables/__init__.py", "tables.cpython-312-x86_64-linux-gnu.so", "tables.pyc"])
 def test_packages_and_compiled_modules_that_the_script_imports_count(tmp_path: Path, file: str) -> None:
     replace = {"15000000 bytes": "15990000 bytes", "15000500 bytes": "15999000 bytes"}
