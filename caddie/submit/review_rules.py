@@ -76,7 +76,7 @@ RULES: Mapping[str, Rule] = {
     "validation-own": Rule("warning", README, "the set is the contest's, and not the author's by his own words"),
     "validation-claim": Rule("warning", PRACTICE, "the JSON's tokens of validation are those of a log"),
     "validation-first": Rule("note", "#837", "the set is the one of later records"),
-    "validation-unknown": Rule("note", README, "the log states the tokens of validation"),
+    "validation-unknown": Rule("warning", README, "each log states the tokens of validation", "note"),
     "score-loss": Rule("warning", PRACTICE, "a log has the loss beside the bits per byte, which says their bytes"),
     "score-bytes": Rule("error", FOUR, "bits per byte follow from the loss and the set's bytes"),
     "training-shards": Rule("warning", "#2127", "the training shards are those of a published data set"),

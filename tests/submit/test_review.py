@@ -385,6 +385,12 @@ def test_a_track_that_only_mentions_non_records_has_its_clocks(tmp_path: Path) -
     assert found(review(write_submission(tmp_path / "a", data, replace=replace)), "training-clock").severity == "error"
 
 
+def test_tokens_of_validation_may_be_missing_on_the_track_without_a_clock(tmp_path: Path) -> None:
+    for track, severity in (("10min_16mb", "warning"), ("non_record_16mb", "note")):
+        folder = write_submission(tmp_path / track, {"track": track}, replace={f"val_tokens: {TOKENS}": "tokens"})
+        assert found(review(folder), "validation-unknown").severity == severity
+
+
 def test_a_later_line_takes_no_overrun_back(tmp_path: Path) -> None:
     late = "stopping_early: wallclock_cap train_time:6000000ms step:10000/20000\n"
     replace = {
