@@ -27,7 +27,9 @@ _SOURCE_LINES = 3
 """A part between separators with as many lines of Python is source."""
 _SETTING = re.compile(r"  ([a-z]\w*): (.*)")
 _PAIR = re.compile(r"\b([a-z]\w{2,40})[:=]([-\w.]+)(?=\s|$)")
-_SETTINGS_LINE = re.compile(r"train_batch_tokens:|tie_embeddings:|activation_type=")
+_SETTINGS_LINE = re.compile(
+    r"\b(?:train_batch_tokens|tie_embeddings|num_heads|model_params|world_size|recipe_sha256):|activation_type="
+)
 _LOSS = re.compile(r"val_loss[:=]\s{0,12}(\d{1,3}\.\d{1,12})")
 _BITS = re.compile(r"val_bpb[:=]\s{0,12}(\d{1,3}\.\d{1,12})")
 _SECONDS = re.compile(r"\b(?:eval_time|time|elapsed)[:=](\d+(?:\.\d+)?)(ms|s)\b")

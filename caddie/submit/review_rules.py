@@ -68,6 +68,7 @@ RULES: Mapping[str, Rule] = {
     "seed-name": Rule("warning", PRACTICE, "a log is of the seed in its name"),
     "seed-other": Rule("warning", PRACTICE, "logs beside those of the score do not fill up the seeds", None),
     "configuration": Rule("error", PRACTICE, "all seeds have one configuration", None),
+    "configuration-names": Rule("warning", PRACTICE, "the logs of all seeds print the same settings", None),
     "p-value": Rule("note", README, "Welch's one-sided test against the base"),
     "p-value-weak": Rule("warning", "#1900, #1902", "p is below 0.25 against the base", "note"),
     "p-value-claim": Rule("warning", PRACTICE, "the stated p-value follows from the seeds", None),

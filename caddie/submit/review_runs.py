@@ -1,7 +1,7 @@
 """Checks of a folder's logs against the claims of its JSON, and against one another."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -228,20 +228,31 @@ def _other_line(chosen: Sequence[Log], stated: Decimal) -> str | None:
 
 
 def _check_configuration(stated: Stated, found: Findings) -> None:
-    """Check that the logs of the score have the settings of the first of them, and say which others have not."""
+    """Check that the logs of the score have the settings of the first with any, and say which others have not."""
+    first = next((log for log in stated.chosen if log.settings), None)
+    if first is None:
+        return
+    a = _compared(first)
     for log in [*stated.chosen, *(log for log in stated.logs if log not in stated.chosen)]:
-        if odd := _unlike(stated.chosen[0].settings, log.settings):
-            shown = "; ".join(f"{name} {a} and {b}" for name, a, b, _ in odd[:4])
-            more = f", and {len(odd) - 4} more" if len(odd) > 4 else ""
+        b = _compared(log)
+        if odd := [name for name in a if name in b and a[name][0] != b[name][0]]:
+            shown = _some([f"{name} {a[name][0]} and {b[name][0]}" for name in odd])
             rule = "configuration" if log in stated.chosen else "seed-other"
             note = rule == "seed-other" and len(stated.claims.seeds) >= _SEEDS
-            found.add(rule, log.file, f"unlike {stated.chosen[0].file}: {shown}{more}", odd[0][3], note)
+            found.add(rule, log.file, f"unlike {first.file}: {shown}", b[odd[0]][1], note)
+        elif b and log in stated.chosen and (alone := sorted(a.keys() ^ b.keys())):
+            said = f"only one of it and {first.file} prints {_some(alone)}: see whether one script wrote both"
+            found.add("configuration-names", log.file, said)
 
 
-def _unlike(a: Mapping[str, tuple[str, int]], b: Mapping[str, tuple[str, int]]) -> list[tuple[str, str, str, int]]:
-    """Return name, both values and line of settings that two logs have and that differ, paths and the like aside."""
-    shared = [name for name in a if name in b and a[name][0] != b[name][0] and name not in _UNLIKE]
-    return [(name, a[name][0], *b[name]) for name in shared if not any(part in name for part in _UNLIKE_PARTS)]
+def _some(parts: Sequence[str]) -> str:
+    return "; ".join(parts[:4]) + (f"; and {len(parts) - 4} more" if len(parts) > 4 else "")
+
+
+def _compared(log: Log) -> dict[str, tuple[str, int]]:
+    """Return the settings of a log, without paths and the like."""
+    kept = (name for name in log.settings if name not in _UNLIKE)
+    return {name: log.settings[name] for name in kept if not any(part in name for part in _UNLIKE_PARTS)}
 
 
 def _check_training_text(stated: Stated, base: Sequence[Log], found: Findings) -> None:

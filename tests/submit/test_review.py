@@ -246,6 +246,36 @@ def test_seeds_of_two_configurations(tmp_path: Path) -> None:
     assert "run_id" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("world_size:8 grad_accum_steps:1", "world_size:1 grad_accum_steps:8"),
+        ("attention_mode:gqa num_heads:8 num_kv_heads:4", "attention_mode:gqa num_heads:8 num_kv_heads:2"),
+        ("model_params:17059912", "model_params:17424332"),
+        ("recipe_sha256:0a1b", "recipe_sha256:2c3d"),
+    ],
+)
+def test_seeds_of_other_machines_models_or_recipes(line: str, other: str, tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", replace={"train_shards: 80": f"{line}\ntrain_shards: 80"})
+    assert not rules(review(folder), "error")
+    log = folder / "train_seed7.log"
+    log.write_text(log.read_text().replace(line, other))
+    one = found(review(folder), "configuration")
+    assert (one.severity, one.file, one.line) == ("error", log.name, 5)
+    first = folder / "train_seed42.log"  # which states no settings, and hides none of the others
+    first.write_text("\n".join(one for one in first.read_text().splitlines() if one[:2] != "  " and one != line))
+    assert found(review(folder), "configuration").severity == "error"
+
+
+def test_settings_that_the_log_of_one_seed_alone_prints(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    log = folder / "train_seed7.log"
+    log.write_text(log.read_text().replace("  matrix_lr: 0.02", "  matrix_lr: 0.02\n  ema: 1\n  log_dir: b"))
+    one = found(review(folder), "configuration-names")
+    assert (one.severity, one.file) == ("warning", log.name)
+    assert one.sentence == "only one of it and train_seed42.log prints ema: see whether one script wrote both"
+
+
 def test_a_log_of_another_seed_than_its_name_says(tmp_path: Path) -> None:
     folder = write_submission(tmp_path / "a")
     log = folder / "train_seed7.log"
