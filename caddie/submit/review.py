@@ -26,9 +26,7 @@ _README_DIGITS = 3
 """Digits after the point that a README may round scores to."""
 _HELD_OUT = 50_000
 _VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})([kK]?)")
-_VAL_DOCS_DEFAULT = re.compile(
-    r"--val-docs[\"'](?:(?!add_argument|default)[\s\S]){0,500}\bdefault\s*=\s*(\d[\d_]{0,12})\b()"
-)
+_BY_DEFAULT = re.compile(r"(?s)--val-docs[\"'](?:(?!--val|add_arg|default).){0,500}\bdefault\s*=\s*(\d[\d_]{0,12})\b()")
 """Number of documents, and `k` for thousands, as text states it and as an option has it by default."""
 _UNLIMITED = re.compile(r"(?:track[-_ ])?non[-_ ]?record", re.IGNORECASE)
 
@@ -155,7 +153,7 @@ def _check_held_out(folder: Folder, found: Findings) -> None:
         stating = re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I)
         preparing = re.search(r"(?:prepare|tokenize|download)\w*\.py$", name)
         text = ((stating or preparing) and folder.text(name, found)) or ""
-        for match in (_VAL_DOCS_DEFAULT if preparing else _VAL_DOCS).finditer(text):
+        for match in (_BY_DEFAULT if preparing else _VAL_DOCS).finditer(text):
             if (count := int(re.sub(r"\D", "", match[1])) * (1_000 if match[2] else 1)) < _HELD_OUT:
                 rest = f"of {_HELD_OUT:,} in the set: training text"
                 rule, said = "held-out-stated", f"{count:,} documents were held out, {rest} holds the others"

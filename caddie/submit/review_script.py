@@ -2,13 +2,13 @@
 
 import ast
 import base64
+import fnmatch
 import lzma
 import re
 import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import product
 
 from caddie.submit.review_files import Folder
@@ -72,11 +72,11 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
             size += sum(folder.sizes[one] for one in named)
             for one in named[:1]:
                 found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
-        globs = _globs(tree) if tree is not None else []
-        for one in filter(_DATA.search, folder.sizes):
-            if one in named or any(fnmatch(one, f"*{glob}") for glob in globs):
-                how = "names" if one in named else "may read"
-                found.add("code-hidden", name, f"it {how} {one}, whose {folder.sizes[one]:,} bytes count too")
+        data = list(filter(_DATA.search, folder.sizes))
+        matched = {one for glob in (_globs(tree) if tree else []) for one in fnmatch.filter(data, f"*{glob}")}
+        for one in dict.fromkeys([*filter(_DATA.search, named), *sorted(matched)]):
+            how = "names" if one in named else "may read"
+            found.add("code-hidden", name, f"it {how} {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
         for other in folder.sizes:
             if other.endswith(".py") and _module(other) in words and other not in files:
