@@ -204,7 +204,7 @@ def sample(
 @ends_on_interrupt
 def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json: bool, quiet: bool) -> None:
     """Compress FILE with the model of ARTIFACT. Decompressing needs the same ARTIFACT."""
-    target = out or file.with_name(file.name + ENDING)
+    target = out or Path(f"{file}{ENDING}")
     source, packed = _coded("compress", artifact, parts, file, target, quiet)
     rate = 8 * packed / source if source else 0.0
     facts = {"file": str(target), "bytes": packed, "source_bytes": source, "bits_per_byte": rate}

@@ -659,6 +659,7 @@ ARTIFACTS = [
         lambda b: ["report", str(b.tiny.folder), "more", "--out", b.folder("result.json", None)],
         "kept holds other files, such as",
     ),
+    Case("text to compress this folder", lambda b: b.compress("."), ".: cannot be read ("),
     Case("text to compress a device", lambda b: b.compress("/dev/zero"), "/dev/zero: cannot be read (not a regular"),
     Case("text to compress a pipe", lambda b: b.compress(b.pipe("pipe")), "pipe: cannot be read (not a regular file)"),
     Case("text to compress a loop", lambda b: b.compress(b.link("loop", "loop")), "Too many levels of symbolic links"),
