@@ -82,6 +82,8 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
     if attribute not in known:
         if not name:
             raise UserError("the name of the recipe is empty; `caddie recipes` lists them")
+        if not attribute:
+            raise UserError(f"{name} names no recipe; write its name behind the colon, as {path}:NAME")
         hint = suggest(attribute, known)
         if colon:
             raise UserError(f"{path} has no recipe {attribute}{hint}")

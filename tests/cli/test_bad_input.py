@@ -379,6 +379,9 @@ RECIPES = [
         lambda b: (Path("adir").mkdir(exist_ok=True), ["run", "adir:mine"])[1],
         "adir is a folder",
     ),
+    Case(
+        "no name behind the colon", lambda b: b.mine("", "mine.py:"), "mine.py: names no recipe; write its name behind"
+    ),
     Case("no recipe file here", lambda b: ["run", "none.py:mine"], f"no file none.py in {os.sep}"),
     Case(
         "no run folder",
