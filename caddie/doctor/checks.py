@@ -55,7 +55,7 @@ def check_environment(
     ]
     threads = variables.get("OMP_NUM_THREADS", "")
     usable = [int(cores)] if idle is None else range(int(min(cores, idle)), int(cores) + 1)  # fewer if others work
-    if threads.isdigit() and not on_gpu and int(threads) not in (0, *usable) and int(cores) > 0:
+    if threads.isdecimal() and not on_gpu and int(threads) not in (0, *usable) and int(cores) > 0:
         what = f"OMP_NUM_THREADS={threads} is set, and there are {cores:g} cores"
         found.append(Finding("warning", what, "PyTorch uses that many threads", "unset OMP_NUM_THREADS"))
     return found or [Finding("ok", "no environment variable that is known to slow training down")]

@@ -542,6 +542,7 @@ def test_missing_kernels_come_with_what_installs_them() -> None:
         ("OMP_NUM_THREADS", "4", False, False),
         ("OMP_NUM_THREADS", "1", True, False),
         ("OMP_NUM_THREADS", "4,2", False, False),
+        ("OMP_NUM_THREADS", "²", False, False),
         ("HOME", "/x", True, False),
     ],
 )
