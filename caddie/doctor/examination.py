@@ -212,7 +212,8 @@ def examine(
                 working.extend(call_within(SECONDS, gpus.driver_gpus)[0] or [])
 
         timed = pace.measured(name, settings, parts, world, look)
-        found += [finding for finding in checks.check_clocks(working) if finding not in found]
+        own = _of_run(working, machine.accelerators, world)
+        found += [finding for finding in checks.check_clocks(own) if finding not in found]
     known = expected(machine.device, recipe)
     measured = timed if isinstance(timed, pace.Pace) else None
     rates = measured.seconds_per_token if measured else ((0.0, 1 / known.tokens_per_second),) if known else None
@@ -288,6 +289,10 @@ def _check(
     if seen is not None:
         compiler, triton = any(map(shutil.which, ("cc", "gcc", "clang"))), find_spec("triton") is not None
         found += checks.check_kernels(seen, driver, world, compiler, torch.__version__, torch.version.cuda, triton)
-        own = [gpu for gpu in driver or () if gpu.uuid.removeprefix("GPU-") in seen.uuids[:world]]
-        driver = own or driver  # all of them, if PyTorch does not tell which it sees
-    return found + checks.check_gpus(driver or ())
+    return found + checks.check_gpus(_of_run(driver or (), seen, world))
+
+
+def _of_run(driver: Sequence[gpus.Gpu], seen: Accelerators | None, world: int) -> Sequence[gpus.Gpu]:
+    """Return the driver's GPUs that a run would use; all of them, if PyTorch does not tell which it sees."""
+    uuids = seen.uuids[:world] if seen else ()
+    return [gpu for gpu in driver if gpu.uuid.removeprefix("GPU-") in uuids] or driver

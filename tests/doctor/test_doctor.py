@@ -893,6 +893,23 @@ def test_cards_that_the_run_does_not_use_do_not_count(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("quiet")
+def test_cards_that_grow_hot_while_steps_are_timed_count_if_the_run_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    hot = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    looks = iter([read(card(0), card(1)), read(card(0), card(1, reasons=hot)), read(card(0, reasons=hot), card(1))])
+    monkeypatch.setattr(gpus, "driver_gpus", lambda: next(looks))
+    seen = Accelerators(("NVIDIA H100",), ("0000-1",), ((9, 0),), {"causal": "FlashAttention 3"})
+    monkeypatch.setattr(gpus, "torch_gpus", lambda: seen)
+
+    def measured(*asked: Any) -> Pace:
+        asked[-1](), asked[-1]()
+        return replace(PACE, seconds_per_token=((0.0, 1 / 29_700),))
+
+    monkeypatch.setattr(pace, "measured", measured)
+    found = [one.what[:5] for one in examination.examine("tiny").problems if "lowers its clocks" in one.what]
+    assert found == ["GPU 1"]
+
+
+@pytest.mark.usefixtures("quiet")
 def test_the_verb_takes_what_run_takes() -> None:
     ended = CliRunner().invoke(
         app, ["doctor", "train.steps=40", "--seconds", "30", "--json", "--quiet"], standalone_mode=False
