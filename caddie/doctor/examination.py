@@ -19,6 +19,7 @@ from caddie.doctor.estimates import Estimate, Expected, estimate, expected
 from caddie.doctor.gpus import Accelerators
 from caddie.errors import count
 from caddie.pack.fit import FillCap
+from caddie.report.run_files import ERROR, RESULT
 from caddie.report.tables import one_line, printable, table
 from caddie.run.cap import cap_of_recipe
 from caddie.run.run import check_recipe
@@ -259,13 +260,15 @@ def call_within(seconds: float, function: Callable[[], T]) -> tuple[T | None, st
 
 
 def open_runs(root: Path, activity: processes.Activity | None) -> list[OpenRun]:
-    """Return the runs below a folder that have no result, and the processes at work in each."""
+    """Return the runs below a folder that have neither result nor error, and the processes at work in each."""
     others = activity.processes if activity else ()
-    return [
-        OpenRun(root / row["name"], row["state"] == "stale", tuple(processes.working_in(root / row["name"], others)))
-        for row in (Folders(root).rows()["runs"] if root.is_dir() else ())
-        if row["state"] in ("running", "stale")
-    ]
+    found = []
+    for row in Folders(root).rows()["runs"] if root.is_dir() else ():
+        folder = root / row["name"]
+        killed = row["state"] == "failed" and not any((folder / name).exists() for name in (RESULT, ERROR))
+        if killed or row["state"] in ("running", "stale"):
+            found.append(OpenRun(folder, row["state"] == "stale", tuple(processes.working_in(folder, others))))
+    return found
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import runpy
 import shlex
@@ -310,8 +311,10 @@ def test_runs_are_told_apart_by_who_works_in_them(tmp_path: Path, monkeypatch: p
 
     root = tmp_path / "runs"
     step = json.dumps({"event": "step", "step": 3, "seconds": 1.0, "loss": 2.0, "progress": 0.5}) + "\n"
-    for name in ("trains", "hangs", "ended", "named"):
+    for name in ("trains", "hangs", "ended", "named", "killed", "failed"):
         write(root / name, **{"log_dot_jsonl": step})
+    gone = {"host": platform.node(), "pid": 1 << 30, "name": "a process that was killed", "since": ""}
+    write(root, **{"killed___dot_lock": json.dumps(gone), "failed__error_dot_json": "{}"})
     write_run(root / "done", make_result())
     old = time.time() - 3600
     for path in [root / "hangs", root / "ended", *root.glob("hangs/*"), *root.glob("ended/*")]:
@@ -334,11 +337,12 @@ def test_runs_are_told_apart_by_who_works_in_them(tmp_path: Path, monkeypatch: p
         "hangs": ([6], True),
         "ended": ([], True),
         "named": ([5], False),
+        "killed": ([], False),
     }
     rules = checks.check_runs(list(found.values()))
     assert sorted((one.level, one.what.split()[0].rpartition("/")[2]) for one in rules) == [
         ("problem", "hangs"),
-        ("warning", "1"),
+        ("warning", "2"),
         ("warning", "named"),
         ("warning", "trains"),
     ]
