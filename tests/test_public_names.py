@@ -1,12 +1,15 @@
 """The names of `import caddie`, whatever was imported before."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import caddie
 from caddie.config import assignments
@@ -54,6 +57,31 @@ def test_paths_and_prompts_may_be_plain_strings(tiny_run: Any) -> None:
     text = caddie.sample(artifact, "ab", tokens=2)
     assert text.startswith(b"ab")
     assert text == caddie.sample(artifact, b"ab", tokens=2)
+
+
+def test_numbers_may_be_those_of_numpy(tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = caddie.load(tiny_run.artifact)
+    tokens, seed = np.int64(2), np.int64(3)
+    assert caddie.sample(artifact, tokens=tokens, seed=seed) == caddie.sample(artifact, tokens=2, seed=3)
+
+    def ends(*given: object, **named: object) -> None:
+        raise caddie.CheckFailed("begun")
+
+    monkeypatch.setattr("caddie.run.run.train", ends)
+    monkeypatch.setattr("caddie.run.run.check_settings_matter", lambda recipe: None)
+    recipe = caddie.find("tiny").but(assignments(tiny_run.settings))
+    with pytest.raises(caddie.CheckFailed, match="begun"):
+        caddie.run(recipe, tiny_run.corpus, seed=seed, folder=tmp_path, progress=caddie.SILENT)  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "recipe.json").read_text())["seed"] == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_model_without_probabilities_writes_no_text(tiny_run: Any, temperature: float) -> None:
+    artifact = caddie.load(tiny_run.artifact)
+    with torch.no_grad():
+        next(artifact.model.parameters()).fill_(torch.nan)
+    with pytest.raises(caddie.UserError, match="the model gives no probabilities"):
+        caddie.sample(artifact, temperature=temperature)
 
 
 @pytest.mark.parametrize(

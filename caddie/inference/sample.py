@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from caddie.config import Count, NonNegative, coerce
+from caddie.errors import UserError
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
 
@@ -15,9 +16,11 @@ def sample(
     """Generate text: return the bytes of the prompt and of up to `tokens` sampled tokens, fewer if the document ends.
 
     A prompt may be text, which is taken as UTF-8. A temperature of 0 takes the most likely token. The same seed gives
-    the same text on one machine. Raises `UserError` for `tokens` below 1 or a temperature below 0.
+    the same text on one machine. Raises `UserError` for `tokens` below 1, a temperature below 0, a seed that is no
+    whole number, and a model that gives no probabilities.
     """
     tokens, temperature = coerce(tokens, Count, "tokens"), coerce(temperature, NonNegative, "temperature")
+    seed = coerce(seed, int, "seed")
     tokenizer = artifact.tokenizer
     begun = tokenizer.encode(prompt.encode(errors="replace") if isinstance(prompt, str) else prompt).tolist()
     return tokenizer.decode([*begun, *continuation(artifact, begun, tokens, temperature, seed)])
@@ -38,6 +41,8 @@ def continuation(
             unread, cache = written[-max(1, longest // 2) :], Cache()
         ids = torch.tensor([unread], device=device)
         logits = model(ids, ids == tokenizer.bos, last=1, cache=cache)[0, -1].float().cpu()
+        if not logits.max().isfinite():
+            raise UserError("the model gives no probabilities: it is damaged, or its training diverged; take another")
         if temperature > 1e-4:
             chosen = int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
         else:

@@ -62,7 +62,8 @@ def run(
 
     Raises `UserError` before training for every mistake that can be found by then. Finished stages stay in the folder.
     """
-    check_arguments(recipe, source, seed, ranks.world if ranks else 1)
+    check_arguments(recipe, source, ranks.world if ranks else 1)
+    seed = coerce(seed, Seed, "seed")  # JSON cannot hold one of NumPy's
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
     with hold_folder(folder, recipe, ranks, progress, alone=study is None) as phases:
         progress = phases.progress
@@ -102,11 +103,10 @@ def run(
         return write_result(folder, result)
 
 
-def check_arguments(recipe: Recipe, source: str | Path | None, seed: int, world: int) -> None:
-    """Raise `UserError` for arguments of `run` that are no recipe, no text or no seed, or do not fit together."""
+def check_arguments(recipe: Recipe, source: str | Path | None, world: int) -> None:
+    """Raise `UserError` for arguments of `run` that are no recipe or no text, or do not fit together."""
     if not isinstance(recipe, Recipe):
         raise UserError(f"run takes a recipe, as caddie.find('tiny'), not {recipe!r}")
-    coerce(seed, Seed, "seed")
     check_source(source)
     check_recipe(recipe, world)
 
