@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.config import Config, Seed, coerce
-from caddie.config.assignment import parse_value
+from caddie.config.assignment import parse_value, unique
 from caddie.config.userfile import Stated, read_stated, supply
 from caddie.errors import UserError
 from caddie.files import read_file
@@ -124,22 +124,13 @@ def _table(path: Path) -> dict[str, Any]:
     if len(data) > _LARGEST_BYTES:
         raise UserError(f"{path} is no recipe: it has {len(data):,} bytes, and may have {_LARGEST_BYTES:,}")
     try:
-        held = tomllib.loads(data.decode()) if form == "TOML" else json.loads(data, object_pairs_hook=_unique)
+        held = tomllib.loads(data.decode()) if form == "TOML" else json.loads(data, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{path} is not {form}: {what}") from None
     if not isinstance(held, dict):
         raise UserError(f"{path} is no recipe: it holds no object of settings")
     return held
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of a JSON file; `ValueError` if a key stands there twice, where the last alone would count."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)} is set twice; leave one out")
-    return found
 
 
 @contextmanager

@@ -253,6 +253,7 @@ WORDS = [
     Case(
         "scoring set twice", lambda b: ["score", str(b.tiny.artifact), *2 * ["score.stride=8"]], "score.stride is set"
     ),
+    Case("a layer set twice", lambda b: b.run('model.layers={"0": {}, "0": {}}'), "0 is set twice; leave one out"),
     Case("data set twice", lambda b: b.data("data.tokenizer=RawBytes"), "data.tokenizer is set twice"),
     Case("swept twice", lambda b: ["sweep", "tiny", "model.depth=2", "model.depth=3..4"], "model.depth is set twice"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),

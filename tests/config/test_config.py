@@ -589,6 +589,12 @@ def test_what_assigns_nothing_says_how(text: str) -> None:
         parse_assignment(text)
 
 
+@pytest.mark.parametrize("value", ["Muon(lr=0.1, lr=0.2)", '{"lr": 0.1, "lr": 0.2}', "[{'lr': 0.1, 'lr': 0.2}]"])
+def test_no_setting_within_a_value_stands_there_twice(value: str) -> None:
+    with pytest.raises(UserError, match="lr is set twice; leave one out"):
+        parse_assignment(f"train.optimizers.matrix={value}")
+
+
 # Hostile JSON
 
 json_values = st.recursive(
