@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from caddie.config import Config, Count, NonNegative
+from caddie.config import Config, Count, NonNegative, Seed
 from caddie.data.loaders import ShuffledSequences
 from caddie.data.shards import Tokens
 from caddie.model import Cache, Linear, Model, TiedHead, UntiedHead
@@ -39,7 +39,7 @@ class TrainingText(CalibrationText):
     """Tokens of all processes together; each process takes at least one batch."""
     batch_tokens: Count = 1024
     """Tokens, of one row at least, whose gradients are summed before they are squared; more are quicker, less exact."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the rows."""
 
     def batches(
@@ -62,7 +62,7 @@ class SelfGenerated(CalibrationText):
     """Sampling temperature."""
     batch: Count = 8
     """Rows that are sampled at once, and whose gradients are summed."""
-    seed: int = 42
+    seed: Seed = 42
     """Random seed of the rows."""
 
     def batches(

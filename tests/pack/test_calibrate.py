@@ -12,6 +12,7 @@ from recording import RecordedProgress
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from caddie.errors import UserError
 from caddie.model import GPT, ChannelSmear, HashedNGrams, Linear, Model, Recurrence, TokenEmbedding, UntiedHead, build
 from caddie.model.parameters import FanIn
 from caddie.pack.calibrate import SelfGenerated, TrainingText, calibrate, predicted_loss
@@ -261,6 +262,14 @@ def test_training_text_is_shared_by_the_processes() -> None:
     ranked = [list(text.batches(model, [shard], length=8, bos=BOS, ranks=Ranks(rank, 2))) for rank in range(2)]
     for number, ids in enumerate(alone):
         assert torch.equal(ids, ranked[number % 2][number // 2])
+
+
+@pytest.mark.parametrize("text", [TrainingText, SelfGenerated])
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_that_no_generator_takes_are_a_mistake(text: type[TrainingText | SelfGenerated], seed: int) -> None:
+    """They would end a run after its training."""
+    with pytest.raises(UserError, match="seed must be from 0 to 4,294,967,295"):
+        text(seed=seed)
 
 
 def test_self_generated_text_is_the_models_own() -> None:
