@@ -23,7 +23,7 @@ from typing import Any
 import python_minifier
 
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import reason, replacing
 from caddie.pack.codecs import Brotli, Codec, Lzma
 from caddie.pack.container import Section
 
@@ -129,7 +129,8 @@ def _encoded_source() -> str:
 def unpack(data: bytes, folder: Path) -> None:
     """Write the files of a bundle, such as the section `source` of an artifact, into a new or empty folder.
 
-    Nothing is run. `UserError` for data that is not a bundle, names that lead elsewhere, and a folder in use.
+    Nothing is run. `UserError` for data that is not a bundle, names that lead elsewhere, a folder in use, and one that
+    cannot be made.
     """
     files = None
     with suppress(ValueError, RecursionError):
@@ -143,7 +144,10 @@ def unpack(data: bytes, folder: Path) -> None:
         raise UserError(f"{folder} is in use; name a new folder for the source")
     for name, text in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {str(path.parent)[:200]}: {reason(error)}; name another folder") from error
         with replacing(path) as temporary:
             temporary.write_bytes(text.encode(errors="surrogatepass"))
 

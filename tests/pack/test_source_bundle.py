@@ -305,6 +305,14 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "caddie" / "b" / "__init__.py").read_bytes() == b""
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    long = json.dumps({f"caddie/{'a' * 300}/b.py": ""}).encode()
+    for data, folder in ((b'{"caddie/a.py": ""}', tmp_path / "mine.txt" / "new"), (long, tmp_path / "new")):
+        with pytest.raises(UserError, match=r"cannot make .*; name another folder"):
+            unpack(data, folder)
+
+
 def test_libraries_are_as_large_as_their_files() -> None:
     files = metadata.files("brotli")
     assert files is not None
