@@ -43,7 +43,7 @@ class Linear(Part):
     """Linear layer y = x Wᵀ without bias, W (outputs, inputs) kept in float32 and cast to the stream's dtype.
 
     With `normed`, x is RMS-normed first. `view` replaces the weight in the forward (quantization-aware training);
-    `delta` adds to the output (test-time training); `product` multiplies (float8). None of them is set at first.
+    `delta` adds to the output (test-time training). Neither is set at first. `product` multiplies; float8 has its own.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ class Norm(Config):
     """Socket: norm before attention or MLP."""
 
     epsilon: Positive | None = None
-    """Added to the mean square; none for the machine epsilon of the dtype. Public system 001's attention has 1e-6."""
+    """Added to the mean square; none for PyTorch's own, a machine epsilon. Public system 001's attention has 1e-6."""
 
     @abstractmethod
     def scale(self, layer: int) -> float:

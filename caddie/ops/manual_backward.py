@@ -1,7 +1,8 @@
 """Functions with a hand-written backward in PyTorch's own operations, for a CPU that runs eagerly.
 
 Each makes a few passes over memory in the cache where autograd makes many over memory that is not. Arithmetic is in
-float32, also that of bfloat16 tensors. Compiled graphs take the loss alone. `bench/kernels.py` times all of them.
+float32, also that of bfloat16 tensors. Compiled graphs take the loss alone, GPUs `squared` alone. `bench/kernels.py`
+times all of them.
 """
 
 from typing import Any

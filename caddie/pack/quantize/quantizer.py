@@ -78,7 +78,7 @@ class Quantizer(Config):
 
 
 class Wrapper:
-    """Mixin for a quantizer around another, `of`: delegates all but `quantize`."""
+    """Mixin for a quantizer around another, `of`: delegates all but `quantize` and `fake`."""
 
     of: Quantizer
     but: Callable[..., Any]
