@@ -12,7 +12,6 @@ from caddie.errors import UserError
 from caddie.pack.quantize.gptq import Gptq
 from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantizer, Rounding, Wrapper, as_rows, plain
 from caddie.pack.quantize.rows import Rows
-from caddie.pack.quantize.scales import Percentile
 
 _FEWEST_NUMBERS = 65_536
 """A tensor with no more numbers than this is not protected."""
@@ -38,7 +37,7 @@ class Protected(Wrapper, Quantizer):
     @property
     def dequantizer(self) -> Quantizer:
         """The same without the settings of rounding."""
-        return Protected(of=Gptq(of=self._rows.but(scale=Percentile())), start=self.start, columns=self.columns)
+        return Protected(of=Gptq(of=self._rows.dequantizer), start=self.start, columns=self.columns)
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return the arrays of `of`, with the group's integers among them, and the group's steps (rows,)."""

@@ -29,7 +29,7 @@ class Rows(Quantizer):
     bits four integers in three bytes); otherwise a byte each, which coders compress better."""
 
     @property
-    def dequantizer(self) -> Quantizer:
+    def dequantizer(self) -> Rows:
         """The same without the choice of the steps."""
         return self.but(scale=Percentile())
 
