@@ -56,7 +56,7 @@ class NGramTable(Part):
         tokens = ngrams(context, self.order)
         rows = F.embedding(buckets(tokens, len(self.weight)), self.weight).to(context.dtype)
         if "signs" in self.constants:
-            signs: Tensor = self.get_buffer("signs")
+            signs = self.get_buffer("signs")
             rows = rows * F.embedding(sign_rows(tokens, len(signs)), signs).sign().to(context.dtype)
         return self.scale.to(context.dtype) * (rows if self.projection is None else self.projection(rows))
 

@@ -127,9 +127,8 @@ class Part(nn.Module):
 
     def constant(self, name: str, shape: tuple[int, ...], initial: Initial) -> Tensor:
         """Return a random buffer that is neither learned nor stored; `draw_constants` draws it from its name."""
-        self.constants[name] = initial
-        self.register_buffer(name, torch.empty(shape), persistent=False)
-        tensor: Tensor = getattr(self, name)
+        self.constants[name], tensor = initial, torch.empty(shape)
+        self.register_buffer(name, tensor, persistent=False)
         return tensor
 
 
@@ -161,8 +160,7 @@ def draw_constants(model: nn.Module) -> None:
     """Draw every constant from its name, on the device of the model's parameters."""
     for prefix, module in model.named_modules():
         for name, initial in module.constants.items() if isinstance(module, Part) else ():
-            buffer: Tensor = getattr(module, name)
-            device = next(model.parameters()).device
+            buffer, device = module.get_buffer(name), next(model.parameters()).device
             setattr(module, name, _drawn(initial, buffer.shape, f"constant:{prefix}.{name}").to(device, buffer.dtype))
 
 
