@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import typing
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +68,7 @@ class GPT(Config):
         if self.recurrence:
             if self.recurrence.last > last:
                 raise UserError(f"recurrence.last must be at most {last}, not {self.recurrence.last}")
-            passes = self.depth + (self.recurrence.last + 1 - self.recurrence.first) * (self.recurrence.most - 1)
-            if passes > MOST_PASSES:
+            if (passes := len(self.longest_order)) > MOST_PASSES:
                 raise UserError(f"layers would run {passes:,} times in a forward, over the limit of {MOST_PASSES:,}")
         if self.parallel_streams:
             first = self.parallel_streams.first
@@ -258,7 +256,7 @@ class Model(Part):
             passes[layer] += 1
             if self.passes is not None and layer == self.passes.first:
                 x = self.passes(context.pass_index, x)
-            block = typing.cast(BlockModule, self.blocks[layer])
+            block = cast(BlockModule, self.blocks[layer])
             if self.lanes is None or stream1 is None:
                 context.last = last if number == len(order) - 1 else None
                 if self.dense_connections is None:
