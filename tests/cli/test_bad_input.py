@@ -344,6 +344,11 @@ WORDS = [
         "model.vocabulary has no effect with --fineweb or --against",
     ),
     Case(
+        "a fraction of a corpus",
+        lambda b: ["data", b.tiny.corpus, "data.validation_fraction=0.1"],
+        "data.validation_fraction has no effect on a corpus; name the text that",
+    ),
+    Case(
         "a fraction of the documents",
         lambda b: ["data", "--fineweb", "documents", "data.validation_fraction=0.1"],
         "has no effect: the first 50,000 documents are held out",
