@@ -562,11 +562,14 @@ class Counts(Guesses):
     ("make", "height", "documents", "letters", "little", "says"),
     [
         (Guesses, 3.0, 60, 60, False, " further before."),
-        (Guesses, 0.0, 60, 60, True, "; no gain above 0.005 was found."),
-        (Counts, 4.0, 120, 60, False, " further before."),
+        pytest.param(Guesses, 0.0, 60, 60, True, "; no gain above 0.005 was found.", marks=pytest.mark.long),
+        pytest.param(Counts, 4.0, 120, 60, False, " further before.", marks=pytest.mark.long),
         (Counts, 0.0, 60, 60, True, "; no gain above 0.005 was found."),
         (Guesses, 3.0, 16, 60, False, "; so few cannot show if it uses them: score more text."),
-        (Guesses, 3.0, 4, 6000, True, "It knows the lengths of 4 documents, which is worth at most 0.00"),
+        pytest.param(
+            *(Guesses, 3.0, 4, 6000, True, "It knows the lengths of 4 documents, which is worth at most 0.00"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["uses them", "does not", "learns and uses them", "learns", "too few", "long ones"],
 )
