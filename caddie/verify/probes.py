@@ -3,11 +3,10 @@
 A probe takes a case and returns a result and its evidence, or None if it does not apply.
 """
 
-import lzma
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,8 +14,9 @@ from caddie.data.tokenizers import MARK
 from caddie.errors import UserError
 from caddie.report.verification import OUTCOMES
 from caddie.runtime.progress import SILENT, Event, Progress
-from caddie.verify.changes import GAIN, Change, Mask, must_not_change, percent, undecided
+from caddie.verify.changes import GAIN, must_not_change, percent, undecided
 from caddie.verify.probe_case import ProbeCase
+from caddie.verify.text_checks import Found, check_disjoint, check_loss
 from caddie.verify.whole_text import audit
 
 
@@ -35,7 +35,6 @@ class Check:
         return OUTCOMES[self.passed]
 
 
-Found = tuple[bool | None, str]
 Probe = Callable[[ProbeCase], Found | None]
 
 _LUCK = math.log(1e6)
@@ -48,10 +47,6 @@ _SPACES = b"a b  c   d\n e\t f \xc3\xa9 \xe4\xbd\xa0 \xe2\x98\x83 \xf0\x9d\x92\x
 DRAWN = "drawn text is not predicted"
 FAR, LOOK_AHEAD = "no look-ahead far into a text", "no look-ahead"
 HELD_OUT = "held-out text was not trained on"
-_MOST_LOST = 0.1
-"""Bits per byte that a lossy tokenizer may lose. The contest's lose 0.05 of FineWeb; lower case alone loses 0.34."""
-_TEXT_BYTES = 16
-"""Bytes allowed on top of `_MOST_LOST`, for what xz itself adds."""
 _ISOLATED = 1e-5
 """Relative change of the total loss that another order of isolated documents may cause: rounding."""
 _ORDER = 0.05
@@ -114,13 +109,11 @@ def _search(case: ProbeCase) -> Found:
             wrong |= case.differ(base.fingerprint, scored.fingerprint) & stated
         earlier, later = earlier + int(before.sum()), later + int((differs & ~before).sum())
         if wrong.any():
-            if later := _remembered(case, change, wrong):
-                scored_later = f"{later:,} losses changed with tokens of a document that was scored before"
-                return False, f"{scored_later}: a scorer with per_document that remembers others must have `update`"
             place = int(np.flatnonzero(wrong)[0])
             after = change.changed[change.changed > place]
             token = int(after[0]) if len(after) else int(change.changed[-1])
-            what = f"settled losses and distributions changed with later tokens: {int(wrong.sum()):,}"
+            other = ", or with other documents, which needs `update`" if base.isolated and not base.learns else ""
+            what = f"settled losses and distributions changed with later tokens{other}: {int(wrong.sum()):,}"
             return False, f"{what}, such as that of token {place + 1} after a change from token {token} on"
     settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
     if case.base.scored_alone:
@@ -129,18 +122,6 @@ def _search(case: ProbeCase) -> Found:
     more = undecided(power, time.perf_counter() - begin) if case.users else ""
     found = f"a leak of {GAIN} bits per byte in this text is found with {percent(power)}{more}"
     return None if more else True, f"{places:,} places of changes: {settled_before}; {found}"
-
-
-def _remembered(case: ProbeCase, change: Change, wrong: Mask) -> int:
-    """Count the losses that depend on the document scored first, if they are not to and none seems to look ahead."""
-    base = case.base
-    if not base.isolated or base.learns:
-        return 0
-    if (wrong & must_not_change(replace(base, context=None), change.changed, own=1)).any():
-        return 0
-    first = base.segment == base.segment[base.step.argmin()]
-    moved = case.differ(base.nats, case.flip(np.flatnonzero(first & (case.tokens[1:] != case.bos)) + 1).nats)
-    return int((moved & (base.step > base.step[first].max())).sum())
 
 
 def _whole_text(case: ProbeCase) -> Found | None:
@@ -343,35 +324,8 @@ def _bytes(case: ProbeCase) -> Found:
     return passed, evidence + loss
 
 
-def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, slack: int = _TEXT_BYTES) -> tuple[bool, str]:
-    """Check the loss of texts of `total` bytes; `changed` has (source, decoded text) of those that differ."""
-    if not changed:
-        return True, ""
-    lossy = f"{len(changed)} documents do" if len(changed) > 1 else "1 document does"
-    evidence = f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
-    lost = _restoring_bytes(changed)
-    per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
-    if lost <= _MOST_LOST / 8 * total + slack:
-        return True, f"{evidence}; it takes some {per_byte}"
-    other = f"and {_MOST_LOST} are allowed: this scores another text; SentencePieceBPE loses none"
-    return False, f"{evidence}; it takes {per_byte}, {other}"
-
-
-def _restoring_bytes(changed: Sequence[tuple[bytes, bytes]]) -> int:
-    """Return the bytes that xz needs for the sources, the first of each pair, once it has seen the decoded texts."""
-    sources, back = (b"".join(texts) for texts in zip(*changed, strict=True))
-    return len(lzma.compress(back + sources)) - len(lzma.compress(back))
-
-
 def _held_out(case: ProbeCase) -> Found | None:
     return None if case.trained_on is None else check_disjoint(case.trained_on, case.held_out)
-
-
-def check_disjoint(trained_on: frozenset[bytes], held_out: frozenset[bytes]) -> Found:
-    """Check that no held-out document is among the training documents, by their hashes."""
-    both = len(trained_on & held_out)
-    documents = f"{len(held_out):,} held-out documents, by their hashes, among {len(trained_on):,} training documents"
-    return not both, f"{both or 'none'} of {documents}"
 
 
 PROBES: dict[str, Probe] = {

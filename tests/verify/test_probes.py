@@ -44,8 +44,9 @@ from caddie.verify.probe_text import (
     probe_text,
     with_other_tokens,
 )
-from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, check_disjoint, probe_event, run_probes
+from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, probe_event, run_probes
 from caddie.verify.sandbox import Outcome
+from caddie.verify.text_checks import check_disjoint
 
 verification = import_module("caddie.verify.verify")
 
@@ -296,7 +297,7 @@ class Peeks(Remembers):
 @pytest.mark.parametrize(
     ("scorer", "outcome", "says"),
     [
-        (Remembers, "FAIL", "a scorer with per_document that remembers others must have `update`"),
+        (Remembers, "FAIL", "changed with later tokens, or with other documents, which needs `update`: "),
         (Learns, "pass", "nor a distribution"),
         (Peeks, "FAIL", "settled losses and distributions changed with later tokens"),
     ],
