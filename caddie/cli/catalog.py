@@ -49,9 +49,7 @@ def data(
     The contest's text comes with --fineweb: published shards of a tokenizer (sp1024, sp2048, sp4096, sp8192,
     caseops8192, byte260), or the documents themselves, which take any tokenizer.
     """
-    from caddie.data.corpus import is_corpus
     from caddie.data.fineweb import Place
-    from caddie.files import expanded
     from caddie.recipes.recipe import Recipe
     from caddie.run.resolve_corpus import audit_corpus, describe, fetch_corpus, make_corpus
 
@@ -74,8 +72,6 @@ def data(
         raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
     if fineweb and (fraction := "data.validation_fraction") in diff:
         raise UserError(f"{fraction} has no effect: the first 50,000 documents are held out; leave it out")
-    if diff and source and is_corpus(expanded(source)):
-        raise UserError(f"{next(iter(diff))} has no effect on a corpus; name the text that {source} was made from")
     with Display(quiet=quiet) as display:
         if fineweb is not None:
             bars = not display.quiet and sys.stderr.isatty()
@@ -85,7 +81,7 @@ def data(
             )
         else:
             given = {"tokenizer": tokenizer, "column": column, "against": against}
-            corpus = make_corpus(source, recipe, **given, out=out, progress=display)
+            corpus = make_corpus(source, recipe, **given, out=out, progress=display, settings=diff)
     lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     facts = {"folder": str(corpus.folder), "manifest": manifest, "lossy_rules": [rule.to_json() for rule in lossy]}

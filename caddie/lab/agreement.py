@@ -134,11 +134,10 @@ def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | N
     labels.sort(key=lambda label: -public[label])
     ours = {label: [row["bits_per_byte"] for row in groups[label]] for label in labels}
     theirs, means = [public[label] for label in labels], [fmean(ours[label]) for label in labels]
-    lost = [
-        [math.nan if (gap := row.get("quantization_loss")) is None else gap for row in groups[label]]
+    gaps = [
+        fmean(math.nan if (gap := row.get("quantization_loss")) is None else gap for row in groups[label])
         for label in labels
     ]
-    gaps = list(map(fmean, lost))
     unpacked = [mean - gap for mean, gap in zip(means, gaps, strict=True)]
     whole = all(map(is_finite, unpacked))
     return {

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shlex
+from collections.abc import Collection
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -214,17 +215,19 @@ def make_corpus(
     out: Path | None,
     progress: Progress,
     column: str | None = None,
+    settings: Collection[str] = (),
 ) -> Corpus:
     """Return the corpus that `caddie data` makes: split as the recipe says, or held out whole against another corpus.
 
-    `tokenizer` names an artifact or a model file to take in place of the recipe's, `column` what holds the text.
+    `tokenizer` names an artifact or a model file to take in place of the recipe's, `column` what holds the text,
+    `settings` those of the recipe that were given.
     """
     if out:
         check_corpus_folder(out)
     given_too = [name for name, value in (("--out", out), ("--tokenizer", tokenizer)) if value is not None]
-    if source and against is None and given_too and is_corpus(expanded(source)):
-        options = " and ".join(given_too)
-        raise UserError(f"{source} is a corpus already; leave out {options}, or name the text that it was made from")
+    if source and against is None and (given_too or settings) and is_corpus(expanded(source)):
+        leave = " and ".join([*given_too, *settings])
+        raise UserError(f"{source} is a corpus already; leave out {leave}, or name the text that it was made from")
     if against is not None:
         other = Corpus.load(Path(against))
         given = _given_tokenizer(Path(tokenizer)) if tokenizer else other.tokenizer()

@@ -346,7 +346,7 @@ WORDS = [
     Case(
         "a fraction of a corpus",
         lambda b: ["data", b.tiny.corpus, "data.validation_fraction=0.1"],
-        "data.validation_fraction has no effect on a corpus; name the text that",
+        "is a corpus already; leave out data.validation_fraction, or name the text that it was made from",
     ),
     Case(
         "a fraction of the documents",
