@@ -51,16 +51,17 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("--tokens", type=int, default=40_000, help="tokens of the held-out text, from its beginning")
     arguments = parser.parse_args()
+    try:
+        found = [(run, *read_run(run)) for run in arguments.runs]
+    except UserError as error:
+        parser.exit(2, f"context.py: {error}\n")
+    print("nats per token gained by what is further back, by place in the row")
     print("recipe", *(f"{first}-{last - 1}" for first, last in PLACES), sep="\t", flush=True)
-    for run in arguments.runs:
-        try:
-            recipe, _, corpus = read_run(run)
-            model, text = load(run / "artifact.caddie").model.eval(), held_out_text(corpus)
-        except UserError as error:
-            parser.error(str(error))
+    for run, recipe, _, corpus in found:
+        model, text = load(run / "artifact.caddie").model.eval(), held_out_text(corpus)
         tokens = torch.from_numpy(text.tokens[: arguments.tokens].astype(np.int64))
-        found = gains(model, tokens, text.bos, recipe.train.longest_row)
-        print(recipe.name, *(f"{gain:.4f}" for gain in found), sep="\t", flush=True)
+        gained = gains(model, tokens, text.bos, recipe.train.longest_row)
+        print(recipe.name, *(f"{gain:.4f}" for gain in gained), sep="\t", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ def parse_assignment(text: str) -> tuple[str, object]:
     path, sign, value = text.partition("=")
     if not sign or not path:
         raise UserError(f"{text!r} is not a setting; write PATH=VALUE, as in train.seconds=60")
-    return path, parse_value(value)
+    try:
+        return path, parse_value(value)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def parse_value(text: str) -> object:

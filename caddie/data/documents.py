@@ -327,7 +327,8 @@ def _json_text(line: bytes, key: str, where: str) -> bytes:
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f'{where}: not JSON ({error}); each line must be an object with the key "{key}"') from None
+        what = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else error
+        raise UserError(f'{where}: not JSON ({what}); each line must be an object with the key "{key}"') from None
     text = value.get(key) if isinstance(value, dict) else None
     if not isinstance(text, str):
         other = ", or name another by caddie data --column" if key == "text" else ""

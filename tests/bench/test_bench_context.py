@@ -47,10 +47,11 @@ def test_a_run_has_a_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["context.py", str(tiny_run.folder), "--tokens", "2000"])
     context.main()
-    head, line = capsys.readouterr().out.splitlines()
+    said, head, line = capsys.readouterr().out.splitlines()
+    assert said.startswith("nats per token")
     assert head.split()[0] == "recipe"
     assert line.split()[0] == "tiny"
     monkeypatch.setattr(sys, "argv", ["context.py", "nowhere"])
     with pytest.raises(SystemExit) as ended:
         context.main()
-    assert ended.value.code == 2
+    assert (ended.value.code, *map(len, map(str.splitlines, capsys.readouterr()))) == (2, 0, 1)

@@ -253,7 +253,11 @@ WORDS = [
     Case(
         "scoring set twice", lambda b: ["score", str(b.tiny.artifact), *2 * ["score.stride=8"]], "score.stride is set"
     ),
-    Case("a layer set twice", lambda b: b.run('model.layers={"0": {}, "0": {}}'), "0 is set twice; leave one out"),
+    Case(
+        "a layer set twice",
+        lambda b: b.run('model.layers={"0": {}, "0": {}}'),
+        "model.layers: 0 is set twice; leave one out",
+    ),
     Case("data set twice", lambda b: b.data("data.tokenizer=RawBytes"), "data.tokenizer is set twice"),
     Case("swept twice", lambda b: ["sweep", "tiny", "model.depth=2", "model.depth=3..4"], "model.depth is set twice"),
     Case("no such word", lambda b: b.run("train.precision=fp8"), "train.precision must be one of auto, float32"),
@@ -434,7 +438,11 @@ TEXTS = [
     Case("text not UTF-8", lambda b: b.text("a.txt", b"caf\xe9 " * 9000), "a.txt: not UTF-8 text; give text"),
     Case("text binary", lambda b: b.run(data=b.tiny.artifact), "artifact.caddie: not UTF-8 text"),
     Case("folder empty", lambda b: (Path("empty").mkdir(exist_ok=True), b.run(data="empty"))[1], "holds no files"),
-    Case("JSON cut", lambda b: b.text("a.jsonl", '{"text": "a"}\n{"text": "b"\n'), "a.jsonl:2: not JSON"),
+    Case(
+        "JSON cut",
+        lambda b: b.text("a.jsonl", '{"text": "a"}\n{"text": "b"\n'),
+        "a.jsonl:2: not JSON (Expecting ',' delimiter at character 14)",
+    ),
     Case("JSON without text", lambda b: b.text("a.jsonl", '{"text": "a"}\n\n{"body": ""}'), "a.jsonl:3: no text"),
     Case("JSON not UTF-8", lambda b: b.text("a.jsonl", b'{"text": "caf\xe9"}'), "byte 14 is not UTF-8; save"),
     Case("JSON too deep", lambda b: b.text("a.jsonl", "[" * 100_000), "a.jsonl:1: not JSON"),
