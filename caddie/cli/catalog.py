@@ -70,6 +70,9 @@ def data(
         raise UserError(f"--fineweb brings its own text{own}; leave out PATH, --column{more} and --against")
     if diff and (own_tokenizer or against):
         raise UserError(f"{next(iter(diff))} has no effect with --fineweb or --against; leave it out")
+    replaced = [path for path in diff if path.startswith(("data.tokenizer", "model.vocabulary"))]
+    if tokenizer and replaced:
+        raise UserError(f"--tokenizer takes the place of {replaced[0]}; leave one of them out")
     if fineweb and (fraction := "data.validation_fraction") in diff:
         raise UserError(f"{fraction} has no effect: the first 50,000 documents are held out; leave it out")
     with Display(quiet=quiet) as display:

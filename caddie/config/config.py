@@ -230,8 +230,8 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
         hint = ""
         if isinstance(kind, str):
             if (meant := kind.partition("(")[0]) in known:
-                call = f'{meant}(setting=value); quote text, as in path="a file"'
-                raise UserError(f"{name}: {_shortened(value)} is no {call}")
+                call = f"{meant}({next(iter(field_types(known[meant])), 'setting')}=VALUE)"
+                raise UserError(f"{name}: {_shortened(value)} is not of the form {call}; put text in quotes")
             hint = f"; it is now {KINDS[kind]}" if KINDS.get(kind) in known else suggest(kind[:100], known)
             readers = [each for each, cls in known.items() if "path" in field_types(cls)]
             if not hint and readers and {".", "/"} & set(kind):

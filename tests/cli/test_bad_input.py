@@ -62,8 +62,8 @@ class Bench:
         return self.run(data=self.write(name, data))
 
     def data(self, *arguments: str) -> list[str]:
-        """`caddie data` of the text in raw bytes."""
-        raw = ["data.tokenizer=RawBytes", "model.vocabulary=257"]
+        """`caddie data` of the text, in raw bytes if no tokenizer is named."""
+        raw = [] if "--tokenizer" in arguments else ["data.tokenizer=RawBytes", "model.vocabulary=257"]
         return ["data", str(self.tiny.text), *raw, "--quiet", *arguments]
 
     def artifact(self, verb: str, edit: Callable[[bytes], bytes]) -> list[str]:
@@ -272,7 +272,7 @@ WORDS = [
     Case(
         "text not quoted",
         lambda b: b.run("data.tokenizer=SentencePieceFile(path=/a.model)"),
-        'quote text, as in path="',
+        "is not of the form SentencePieceFile(path=VALUE); put text in quotes",
     ),
     Case(
         "file without its class",
@@ -346,6 +346,16 @@ WORDS = [
         "a tokenizer of one's own",
         lambda b: ["data", "--fineweb", "sp1024", "model.vocabulary=300"],
         "model.vocabulary has no effect with --fineweb or --against",
+    ),
+    Case(
+        "two tokenizers",
+        lambda b: ["data", "text.txt", "--tokenizer", "a.model", "model.vocabulary=300"],
+        "--tokenizer takes the place of model.vocabulary; leave one of them out",
+    ),
+    Case(
+        "a setting without its name",
+        lambda b: ["run", "tiny", "train.optimizers.matrix=Muon(0.1)"],
+        "train.optimizers.matrix: Muon(0.1) is not of the form Muon(lr=VALUE); put text in quotes",
     ),
     Case(
         "a fraction of a corpus",

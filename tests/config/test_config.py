@@ -307,7 +307,7 @@ def test_a_class_is_spelled_in_python_as_on_a_command_line() -> None:
     typed = BASE.but({"train.lr_schedule": "Warmdown(fraction=0.4)", "model.block.mlp": "SwiGLU(hidden=64)"})
     assert typed.train.lr_schedule == Warmdown(fraction=0.4)
     assert show(typed.model.block.mlp) == "SwiGLU(hidden=64)"
-    with pytest.raises(UserError, match=r"Warmdown\(0.4\) is no Warmdown\(setting=value\)"):
+    with pytest.raises(UserError, match=r"Warmdown\(0.4\) is not of the form Warmdown\(fraction=VALUE\)"):
         BASE.but({"train.lr_schedule": "Warmdown(0.4)"})
 
 
