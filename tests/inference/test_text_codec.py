@@ -209,6 +209,7 @@ def test_what_is_no_compressed_file_is_refused(small: Artifact, data: bytes) -> 
         decompress(small, data)
 
 
+@pytest.mark.long
 def test_damage_is_noticed(small: Artifact) -> None:
     packed = compress(small, [bytes(range(180, 250))], scoring=SCORINGS["plain"])  # what it has never seen is long
     assert len(packed) > 80
@@ -230,7 +231,16 @@ def test_damage_is_noticed(small: Artifact) -> None:
             decompress(small, packed[:length])
 
 
-@pytest.mark.parametrize("more", [b"\0", b"\1", bytes(60), bytes(range(255, 100, -1))], ids=lambda more: str(len(more)))
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"\0",
+        pytest.param(b"\1", marks=pytest.mark.long),
+        pytest.param(bytes(60), marks=pytest.mark.long),
+        pytest.param(bytes(range(255, 100, -1)), marks=pytest.mark.long),
+    ],
+    ids=lambda more: str(len(more)),
+)
 def test_what_follows_a_text_is_noticed(small: Artifact, more: bytes) -> None:
     packed = compress(small, [TEXT[:200]], scoring=SCORINGS["plain"])
     with pytest.raises(UserError, match="goes on after its text; take it from where it came"):

@@ -20,6 +20,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.run.stages import held_out_text
 from caddie.score.score import score
 
+pytestmark = pytest.mark.long  # a run of 120 steps
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
     "train.seconds=none",
