@@ -131,6 +131,8 @@ class LastLayerMUDD(DenseConnections):
         self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
     ) -> DenseConnectionsModule:
         last, attention = len(blocks) - 1, blocks[-1].attention
+        if len(order) < 2:
+            raise UserError("LastLayerMUDD mixes the outputs of earlier layers; set model.depth to 2 or more")
         if order.count(last) > 1:
             raise UserError("LastLayerMUDD needs a last layer that runs once: end recurrence.last before it")
         if attention is None or attention.value_width(width) != width:

@@ -287,6 +287,7 @@ def test_coefficients_are_those_of_what_the_model_has() -> None:
             {"dense_connections": MUDD(after=(0,), values=(), windows=()), "parallel_streams": RoutedStreams(first=2)},
             "set parallel_streams to none",
         ),
+        ({"dense_connections": LastLayerMUDD(), "depth": 1}, "set model.depth to 2 or more"),
         ({"dense_connections": LastLayerMUDD()}, "early and .first must be at most 1, before the last pass"),
         (
             {"dense_connections": LastLayerMUDD(), "block.attention.key_value_heads": 2},
