@@ -96,7 +96,7 @@ def data(
 def recipes(as_json: bool) -> None:
     """List the recipes with their size and public score.
 
-    NAME_mini is a small copy of recipe NAME for half a minute on a CPU; NAME_scale and NAME_scale96 make all its
+    NAME_mini is a small copy of recipe NAME for half a minute on a CPU; NAME_scale and NAME_scale32 make all its
     steps. public_000:LABEL is an experiment of public system 000.
     FILE.toml, FILE.json and FILE.py:NAME are recipes of your own, and the folder of a run stands for its recipe.
     """

@@ -31,9 +31,8 @@ from caddie.score import ChunkSGD, DocumentLoRA
 from caddie.train.averaging import EMA, ProgressEMA
 from caddie.train.settings import Train
 
-HEADS = 4
-ROW, RANK = 8, 4
-"""Factors by which a twin's rows shrink, and the channels of its projected tables and maps."""
+ROW = 8
+"""Factor by which a twin's rows shrink."""
 TOKENS = 7e9
 """Tokens that a record saw; divided by the tokens of a step, its number of steps."""
 DOCUMENTS = 50_000 / 113
@@ -48,6 +47,11 @@ class Size(NamedTuple):
     """Layers, for each of the recipe."""
     batch: int
     """Factor by which the tokens of a step shrink."""
+    heads: int = 4
+    rank: int = 4
+    """Factor by which the channels of projected tables and of maps shrink."""
+    buckets: int = 1
+    """Factor by which the rows of hashed tables shrink."""
 
     def vocabulary(self, full: int) -> int:
         """Return the size of its vocabulary; with all layers, it grows with the recipe's."""
@@ -55,8 +59,14 @@ class Size(NamedTuple):
 
 
 MINI = Size(width=128, depth=0.55, batch=512)
-SCALES = {"scale": Size(width=64, depth=1, batch=512), "scale96": Size(width=96, depth=1, batch=256)}
-"""Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
+SCALES = {
+    "scale": Size(width=64, depth=1, batch=512, buckets=2),
+    "scale32": Size(width=32, depth=1, batch=192, heads=2, rank=16, buckets=16),
+}
+"""Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen.
+
+The narrow one reads as many tokens for each of its parameters as its recipe.
+"""
 AT_SCALE = {
     "data.validation_fraction": 0.005,
     "train.steps": None,
@@ -127,7 +137,7 @@ def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Reci
             "train.micro_batches": 1,
             "train.sequence_length": row,
             "train.warmup_steps": 3,
-            **{f"train.{path}": max(1, rows * (size.width // HEADS) // head) for path, rows in groups.items()},
+            **{f"train.{path}": max(1, rows * (size.width // size.heads) // head) for path, rows in groups.items()},
             "score.sequence_length": recipe.score.sequence_length // ROW,
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
@@ -159,7 +169,7 @@ def _twin_model(model: GPT, size: Size) -> dict[str, Any]:
             }
             for key, exception in model.layers.items()
         },
-        "block": model.block.but(_twin_block(model, size.width, channels)),
+        "block": model.block.but(_twin_block(model, size, channels)),
     }
     again = model.recurrence
     if again:
@@ -174,27 +184,27 @@ def _twin_model(model: GPT, size: Size) -> dict[str, Any]:
         diff["parallel_streams.first"] = layer(model.parallel_streams.first)
     if model.value_embedding:
         diff["value_embedding.layers"] = sorted({layer(number) for number in model.value_embedding.layers})
-        diff["value_embedding.dims"] = model.value_embedding.dims // RANK
+        diff["value_embedding.dims"] = model.value_embedding.dims // size.rank
     for name in ("bigrams", "trigrams"):
         ngrams = getattr(model.embedding, name)
         if ngrams and ngrams.dims:
-            diff[f"embedding.{name}.dims"] = ngrams.dims // RANK
-        if ngrams and size.depth == 1:
-            diff[f"embedding.{name}.buckets"] = ngrams.buckets * diff["vocabulary"] // model.vocabulary
+            diff[f"embedding.{name}.dims"] = ngrams.dims // size.rank
+        if ngrams:
+            diff[f"embedding.{name}.buckets"] = ngrams.buckets // size.buckets
     if dims := model.embedding.dims:  # type: ignore[attr-defined]
         diff["embedding.dims"] = channels(dims)
     return diff
 
 
-def _twin_block(model: GPT, width: int, channels: Callable[[int], int]) -> dict[str, Any]:
+def _twin_block(model: GPT, size: Size, channels: Callable[[int], int]) -> dict[str, Any]:
     diff: dict[str, Any] = {"mlp.hidden": channels(model.block.mlp.hidden)}
     held: Any = next(filter(None, (block.attention for block in model.blocks)), GroupedQueryAttention())
     attention: Any = model.block.attention
     if attention is not None:
-        diff["attention.heads"] = HEADS
-        diff["attention.key_value_heads"] = max(1, HEADS * held.key_value_heads // held.heads)
+        diff["attention.heads"] = size.heads
+        diff["attention.key_value_heads"] = max(1, size.heads * held.key_value_heads // held.heads)
         if attention.rope.dims:
-            factor = (width // HEADS) / (model.width / held.heads)
+            factor = (size.width // size.heads) / (model.width / held.heads)
             diff["attention.rope.dims"] = max(2, 2 * round(attention.rope.dims * factor / 2))
         if isinstance(attention.rope, NTKRoPE | YaRNRoPE):
             diff["attention.rope.native_length"] = attention.rope.native_length // ROW
@@ -202,7 +212,7 @@ def _twin_block(model: GPT, width: int, channels: Callable[[int], int]) -> dict[
         diff |= {f"attention.{name}": length for name, length in _lengths(attention, 1 / ROW).items()}
     for part in ("attention", "mlp"):
         if isinstance(linear := getattr(getattr(model.block, part), "linear", None), RandomMap):
-            diff[f"{part}.linear.rank"] = max(1, linear.rank // RANK)
+            diff[f"{part}.linear.rank"] = max(1, linear.rank // size.rank)
     return diff
 
 

@@ -1,10 +1,11 @@
 """The ladder of records: do twins that make all the steps come out in the order of the public scores?
 
 Each rung is the twin of a record with all its steps, its own quantization and its own scoring, test-time training too
-(`NAME_scale`, `docs/studies.md`), compiled and in bfloat16 as records train. Every rung has 600 seconds of eight H100,
-by its public step time. Each is set against the rung before it; the claim is the difference of the public scores.
-Overlapping windows are 64 tokens apart where the twin's would be 8, for an eighth of the time to score.
-`larger` is the same at width 96.
+(`NAME_scale32`, `docs/studies.md`), compiled as records train, but in float32, for bfloat16 is slow where a processor
+lacks it. Every rung has 600 seconds of eight H100, by its public step time. Each is set against the rung before it; the
+claim is the difference of the public scores. Overlapping windows are 64 tokens apart where the twin's would be 8, for
+an eighth of the time to score.
+`wider` is the same at width 64, in bfloat16, where twins read a tenth of the tokens for each parameter.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
 champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
@@ -19,6 +20,7 @@ the text, as their recipes do.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from caddie.data.loaders import PackedDocuments
@@ -62,14 +64,15 @@ TAKEN_BACK = {
     "partial_rotary": {"all channels rotary": {"model.block.attention.rope.dims": None}},
 }
 """Rungs that stand behind the rung before them, and their changes, each taken back alone to find the reason."""
+PRECISIONS = {"scale": "bfloat16", "scale32": "float32"}
 COMPARABLE = {"baseline": 1.2275}
 """Public scores on the contest's current validation text, where a recipe's first one is of another."""
 
 
 def twin(name: str, suffix: str) -> Recipe:
     """Return the twin of a rung as it is trained and scored here, without a budget of its own."""
-    recipe, diff = find(f"{name}_{suffix}"), dict(AT_SCALE_COMPILED)
-    diff["score.stride"] = max(64, recipe.score.stride)
+    recipe = find(f"{name}_{suffix}")
+    diff = {**AT_SCALE_COMPILED, "train.precision": PRECISIONS[suffix], "score.stride": max(64, recipe.score.stride)}
     if name == CHAMPION:
         diff |= {"pack.policy": None, "pack.cap_bytes": small_cap(find(RECORD), find(f"{RECORD}_{suffix}"))}
     return recipe.but(diff)
@@ -111,16 +114,16 @@ def changes_of(rung: str) -> Study:
     return Study(
         name=f"ladder-{rung}",
         why=f"Which of its changes puts {rung} behind the rung before it?",
-        base=twin(rung, "scale"),
+        base=twin(rung, "scale32"),
         entries={label: Entry(diff=diff, kind="taken back") for label, diff in TAKEN_BACK[rung].items()},
         budget=ModelledSeconds(seconds=600),
         margin=0.002,
     )
 
 
-study = ladder("scale", "ladder")
+study = ladder("scale32", "ladder")
 exclusive_four, partial_rotary = map(changes_of, TAKEN_BACK)
-larger = ladder("scale96", "ladder-96")
+wider = replace(ladder("scale", "wider"), seeds=(1,))
 in_order = {"train.loader": PackedDocuments()}
 record = twin(RECORD, "scale").but({**in_order, "pack.coding": Packed(shuffle=True)})  # its coding when rows were made
 champion = Study(

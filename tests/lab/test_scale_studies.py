@@ -84,7 +84,7 @@ def test_a_share_of_the_ones_is_pruned(told: dict[str, Any]) -> None:
 
 
 def test_champion_is_the_last_rung_and_has_the_bytes_of_the_record() -> None:
-    for name, suffix in (("study", "scale"), ("larger", "scale96")):
+    for name, suffix in (("study", "scale32"), ("wider", "scale")):
         ladder = find_study(f"{STUDIES / 'ladder' / 'study.py'}:{name}")
         assert len(ladder.labels) == 14
         assert (ladder.labels[0], *ladder.labels[-2:]) == (BASE, "ngram_tilt", "champion")
@@ -100,7 +100,7 @@ def test_champion_is_the_last_rung_and_has_the_bytes_of_the_record() -> None:
 
 
 def test_champion_and_record_train_alike_and_as_in_the_ladder_but_for_the_order_of_the_text() -> None:
-    both, ladder = (find_study(f"{STUDIES / 'ladder' / 'study.py'}{end}") for end in (":champion", ""))
+    both, ladder = (find_study(f"{STUDIES / 'ladder' / 'study.py'}:{name}") for name in ("champion", "wider"))
     assert len(both.seeds) == 5
     for label, rung in ((BASE, "ngram_tilt"), ("champion", "champion")):
         other = set(both.recipe(label).settings.diff(ladder.recipe(rung).settings))

@@ -1,6 +1,6 @@
 """The twins of all recipes for two cores: each is the same choices at another size, and goes the whole line.
 
-`NAME_mini` is the twin of half a minute, `NAME_scale` and `NAME_scale96` those of all the steps.
+`NAME_mini` is the twin of half a minute, `NAME_scale` and `NAME_scale32` those of all the steps.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Schedule, StepRamp, Warmdown
+from caddie.config.schedules import PiecewiseConstant, Ramp, Rewarmed, Schedule, StepRamp, Warmdown, all_values
 from caddie.data.loaders import CoprimeStride, ShuffledSequences
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
@@ -20,6 +20,7 @@ from caddie.run.run import check_recipe
 from caddie.score import DocumentLoRA
 from caddie.train.averaging import ProgressEMA
 
+WEAKER = SCALES["scale32"].batch ** -0.5
 NAMES = [name for name in shipped() if name not in ("tiny", "small")]
 
 
@@ -71,7 +72,7 @@ def test_every_recipe_has_a_twin(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_and_twin_can_be_trained_and_scored(name: str) -> None:
-    for suffix in ("", "_mini", "_scale"):
+    for suffix in ("", "_mini", *(f"_{one}" for one in SCALES)):
         check_recipe(find(name + suffix))
 
 
@@ -104,11 +105,15 @@ def test_no_step_of_a_twin_of_all_steps_is_a_single_document(name: str) -> None:
     assert find("vocabulary_4096_scale").train.loader == shipped()["vocabulary_4096"].train.loader == CoprimeStride()
 
 
-def test_the_larger_twin_differs_from_the_smaller_one_in_its_size_alone() -> None:
-    small, large = find("longer_warmdown_scale"), find("longer_warmdown_scale96")
-    assert (large.model.width, large.train.batch_tokens, large.train.steps) == (96, 3072, small.train.steps)
-    assert large.parameters > 1.8 * small.parameters
-    assert large.model.vocabulary == small.model.vocabulary
+def test_the_narrow_twin_reads_as_many_tokens_for_each_parameter_as_its_recipe() -> None:
+    for name in ("baseline", "smear_and_bigrams", "exclusive_everywhere", "vocabulary_4096", "longer_warmdown"):
+        full, wide, narrow = (find(f"{name}{suffix}") for suffix in ("", "_scale", "_scale32"))
+        read = [max(all_values(one.train.batch_tokens)) / one.parameters for one in (full, wide, narrow)]
+        assert 0.9 < read[2] / read[0] < 1.2 < 4 < read[0] / read[1], f"{name}: the wide one reads a tenth"
+        assert (narrow.train.steps, narrow.model.depth) == (wide.train.steps, wide.model.depth)
+        assert narrow.model.vocabulary == wide.model.vocabulary
+        heads = [one.model.width // one.model.block.attention.heads for one in (wide, narrow)]
+        assert heads == [16, 16], "as wide a head as the wide one's"
 
 
 def test_a_recipe_without_public_runs_makes_the_steps_of_the_next_one_that_has_some() -> None:
@@ -120,20 +125,23 @@ def test_a_recipe_without_public_runs_makes_the_steps_of_the_next_one_that_has_s
 
 
 def test_weight_decay_that_falls_shrinks_as_a_whole() -> None:
-    full, twin = (find(f"lossless_caps{suffix}").train.optimizers["matrix"] for suffix in ("", "_scale96"))
-    assert twin.weight_decay == full.weight_decay.but(start=0.095 / 16, end=0.0475 / 16)
+    full, twin = (find(f"lossless_caps{suffix}").train.optimizers["matrix"] for suffix in ("", "_scale32"))
+    assert twin.weight_decay == full.weight_decay.but(start=0.095 * WEAKER, end=0.0475 * WEAKER)
 
 
 @pytest.mark.parametrize(
     ("decay", "weaker"),
     [
-        (StepRamp(start=0.16, end=0.32, steps=9), StepRamp(start=0.01, end=0.02, steps=9)),
-        (PiecewiseConstant(values=(0.16, 0.0), begins=(0.5,)), PiecewiseConstant(values=(0.01, 0.0), begins=(0.5,))),
+        (StepRamp(start=0.16, end=0.32, steps=9), StepRamp(start=0.16 * WEAKER, end=0.32 * WEAKER, steps=9)),
+        (
+            PiecewiseConstant(values=(0.16, 0.0), begins=(0.5,)),
+            PiecewiseConstant(values=(0.16 * WEAKER, 0.0), begins=(0.5,)),
+        ),
     ],
 )
 def test_decay_by_other_schedules_shrinks_as_well(decay: Schedule, weaker: Schedule) -> None:
     own = find("baseline").but({"train.optimizers.matrix.weight_decay": decay})
-    assert scale(own, "scale96", 1000).train.optimizers["matrix"].weight_decay == weaker
+    assert scale(own, "scale32", 1000).train.optimizers["matrix"].weight_decay == weaker
 
 
 def test_decay_by_a_schedule_that_cannot_shrink_is_refused_in_one_line() -> None:
@@ -148,7 +156,7 @@ def test_decay_by_a_schedule_that_cannot_shrink_is_refused_in_one_line() -> None
 def test_every_recipe_has_a_twin_of_all_steps(name: str, suffix: str) -> None:
     twin, full = find(f"{name}_{suffix}"), find(name)
     assert twin.model.depth == full.model.depth
-    assert 100_000 < twin.parameters < 2_000_000
+    assert 15_000 < twin.parameters < 2_000_000
     assert twin.train.micro_tokens(1) == twin.train.batch_tokens
     assert 1000 < (twin.train.steps or 0) < 20_000
 
