@@ -20,7 +20,6 @@ the text, as their recipes do.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 from caddie.data.loaders import PackedDocuments
@@ -123,7 +122,7 @@ def changes_of(rung: str) -> Study:
 
 study = ladder("scale32", "ladder")
 exclusive_four, partial_rotary = map(changes_of, TAKEN_BACK)
-wider = replace(ladder("scale", "wider"), seeds=(1,))
+wider = ladder("scale", "wider")
 in_order = {"train.loader": PackedDocuments()}
 record = twin(RECORD, "scale").but({**in_order, "pack.coding": Packed(shuffle=True)})  # its coding when rows were made
 champion = Study(
