@@ -9,7 +9,8 @@ A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows an
   and test-time training are what they are at full size. Weight decay shrinks with the square root of the tokens of a
   step. So does the part of a normalized update that is not noise, and weights end where that part and decay balance.
   A step of the recipe reads hundreds of documents, and in the order of the text its twin's would read one or two; so
-  rows are shuffled. It takes minutes to hours (`docs/studies.md`).
+  rows are shuffled. It takes minutes to hours (`docs/studies.md`). `NAME_scale32` is narrower and reads as many tokens
+  for each of its parameters as the recipe.
 
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
 """
@@ -63,10 +64,7 @@ SCALES = {
     "scale": Size(width=64, depth=1, batch=512, buckets=2),
     "scale32": Size(width=32, depth=1, batch=192, heads=2, rank=16, buckets=16),
 }
-"""Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen.
-
-The narrow one reads as many tokens for each of its parameters as its recipe.
-"""
+"""Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
 AT_SCALE = {
     "data.validation_fraction": 0.005,
     "train.steps": None,
