@@ -53,6 +53,8 @@ class Size(NamedTuple):
     """Factor by which the channels of projected tables and of maps shrink."""
     buckets: int = 1
     """Factor by which the rows of hashed tables shrink."""
+    rotary: int = 2
+    """Least rotary channels of a head, where heads have as many: two of them turn by one frequency."""
 
     def vocabulary(self, full: int) -> int:
         """Return the size of its vocabulary; with all layers, it grows with the recipe's."""
@@ -62,7 +64,7 @@ class Size(NamedTuple):
 MINI = Size(width=128, depth=0.55, batch=512)
 SCALES = {
     "scale": Size(width=64, depth=1, batch=512, buckets=2),
-    "scale32": Size(width=32, depth=1, batch=192, heads=2, rank=16, buckets=16),
+    "scale32": Size(width=32, depth=1, batch=192, heads=2, rank=16, buckets=16, rotary=16),
 }
 """Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
 AT_SCALE = {
@@ -202,8 +204,9 @@ def _twin_block(model: GPT, size: Size, channels: Callable[[int], int]) -> dict[
         diff["attention.heads"] = size.heads
         diff["attention.key_value_heads"] = max(1, size.heads * held.key_value_heads // held.heads)
         if attention.rope.dims:
-            factor = (size.width // size.heads) / (model.width / held.heads)
-            diff["attention.rope.dims"] = max(2, 2 * round(attention.rope.dims * factor / 2))
+            head = size.width // size.heads
+            kept = 2 * round(attention.rope.dims * head / (model.width / held.heads) / 2)
+            diff["attention.rope.dims"] = min(head, max(size.rotary, kept))
         if isinstance(attention.rope, NTKRoPE | YaRNRoPE):
             diff["attention.rope.native_length"] = attention.rope.native_length // ROW
             diff["attention.rope.length"] = attention.rope.length // ROW
