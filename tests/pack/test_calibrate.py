@@ -264,6 +264,13 @@ def test_training_text_is_shared_by_the_processes() -> None:
         assert torch.equal(ids, ranked[number % 2][number // 2])
 
 
+def test_little_training_text_has_small_batches() -> None:
+    """A batch larger than the text would end a run after its training."""
+    text = TrainingText(tokens=10_000, batch_tokens=4096)
+    batches = list(text.batches(small(), [np.arange(1000, dtype=np.uint16)], length=8, bos=BOS))
+    assert [tuple(ids.shape) for ids in batches] == [(124, 8)] * 10
+
+
 @pytest.mark.parametrize("text", [TrainingText, SelfGenerated])
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_that_no_generator_takes_are_a_mistake(text: type[TrainingText | SelfGenerated], seed: int) -> None:
