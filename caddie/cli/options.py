@@ -188,7 +188,7 @@ def named_recipe(
     supply_parts([name], parts)
     diff = assignments(settings)
     if seconds is not None:
-        if diff.get("train.seconds") is not None:
+        if "train.seconds" in diff:
             raise UserError("train.seconds is set twice, by --seconds too; leave one out")
         diff["train.seconds"] = seconds
     return find(name).but(diff)

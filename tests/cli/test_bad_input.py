@@ -215,10 +215,17 @@ WORDS = [
     Case("seed of words", lambda b: b.run("--seed", "foo"), "'--seed': 'foo' is not a whole number; see"),
     Case("seconds of words", lambda b: b.run("--seconds", "abc"), "'--seconds': 'abc' is not a number; see"),
     Case("seed below zero", lambda b: b.run("--seed", "-1"), "'--seed': -1 is not in the range"),
-    Case("seconds not a number", lambda b: b.run("--seconds", "nan"), "train.seconds must be a number, not NaN"),
+    Case(
+        "seconds not a number", lambda b: ["run", "tiny", "--seconds", "nan"], "train.seconds must be a number, not NaN"
+    ),
     Case(
         "seconds twice",
         lambda b: b.run("--seconds", "5", "train.seconds=9"),
+        "train.seconds is set twice, by --seconds",
+    ),
+    Case(
+        "seconds and none",
+        lambda b: b.run("--seconds", "5", "train.seconds=none"),
         "train.seconds is set twice, by --seconds",
     ),
     Case("shards of nothing", lambda b: ["data", "--shards", "3", "text"], "are for --fineweb; add --fineweb VARIANT"),
