@@ -45,7 +45,7 @@ class TrainingText(CalibrationText):
     def batches(
         self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
     ) -> Iterator[Tensor]:
-        """Yield rows in the order of `ShuffledSequences`; the processes take turns, and little text has small batches."""
+        """Yield rows in the order of `ShuffledSequences`; processes take turns, little text has small batches."""
         size = max(1, min(self.batch_tokens, sum(map(len, shards)) - 1) // length) * length
         stream = ShuffledSequences().build(shards, tokens=size, sequence_length=length, seed=self.seed, bos=bos)
         for number in range(max(1, self.tokens // (size * ranks.world))):

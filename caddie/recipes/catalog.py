@@ -76,7 +76,8 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
     else:
         known = _SHIPPED | _BY_ALIAS
     full, _, suffix = attribute.rpartition("_")
-    if attribute not in known and full in known and suffix in ("mini", *SCALES):
+    twins = ("mini", *SCALES)
+    if attribute not in known and full in known and suffix in twins:
         recipe = known[full]
         return mini(recipe) if suffix == "mini" else scale(recipe, suffix, public_steps(recipe))
     if attribute not in known:
@@ -84,7 +85,7 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
             raise UserError("the name of the recipe is empty; `caddie recipes` lists them")
         if not attribute:
             raise UserError(f"{name} names no recipe; write its name behind the colon, as {path}:NAME")
-        hint = suggest(attribute, known)
+        hint = suggest(attribute, [f"{full}_{twin}" for twin in twins] if full in known else known)
         if colon:
             raise UserError(f"{path} has no recipe {attribute}{hint}")
         if name.endswith(".py"):

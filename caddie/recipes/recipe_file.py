@@ -103,6 +103,8 @@ def _start(path: Path, held: Mapping[str, Any]) -> RunStart:
     with _named(path):
         if missing := [name for name in ("recipe", "seed", "corpus") if name not in held]:
             raise UserError(f"it is no {RECIPE} of a run, for it has no {missing[0]}")
+        if isinstance(held["corpus"], Mapping):
+            raise UserError(f"it is the result of a run; name the {RECIPE} beside it")
         seed = coerce(held["seed"], Seed, "seed")
         corpus = coerce(held["corpus"], str, "corpus")
     supply(_stated(path, held), (), path.parent, path.parent / PARTS)

@@ -145,7 +145,8 @@ KNOWN_BAD: dict[str, KnownBad] = {
 def known_bad(name: str) -> KnownBad:
     """Return the example of that name, or raise `UserError`."""
     if name not in KNOWN_BAD:
-        raise UserError(f"no known-bad example {name}{suggest(name, KNOWN_BAD)}; there are {', '.join(KNOWN_BAD)}")
+        unknown = f"no known-bad example {name}{suggest(name, KNOWN_BAD)}" if name else "known_bad: names no example"
+        raise UserError(f"{unknown}; there are {', '.join(KNOWN_BAD)}")
     return KNOWN_BAD[name]
 
 

@@ -177,6 +177,7 @@ def run(**changes: Any) -> dict[str, Any]:
         ("a.json", {"kind": "Recipe", "modle": {}}, "a.json: Recipe has no setting modle (did you mean model?)"),
         ("a.json", run(seed=-1), "a.json: seed must be from 0 to"),
         ("a.json", run(corpus=3), "a.json: corpus must be text"),
+        ("a.json", run(corpus={"name": "text"}), "a.json: it is the result of a run; name the recipe.json beside it"),
         ("a.json", run(recipe=[]), "a.json: config must be one of Recipe"),
         ("a.json", run(recipe=find("tiny").but(name="a/b").to_json()), "a.json: name must be a short word"),
         ("a.json", {"recipe": {}}, "a.json: it is no recipe.json of a run, for it has no seed"),

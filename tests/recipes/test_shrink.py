@@ -116,6 +116,12 @@ def test_the_narrow_twin_reads_as_many_tokens_for_each_parameter_as_its_recipe()
         assert heads == [16, 16], "as wide a head as the wide one's"
 
 
+def test_the_narrow_twin_keeps_its_rotary_channels() -> None:
+    for name in ("partial_rotary", "vocabulary_4096"):
+        dims = [find(f"{name}{suffix}").model.block.attention.rope.dims for suffix in ("", "_scale", "_scale32")]
+        assert dims == [16, 4, 16], "of a head of 64, 16 and 16 channels"
+
+
 def test_a_recipe_without_public_runs_makes_the_steps_of_the_next_one_that_has_some() -> None:
     assert find("finer_corrections_scale").train.steps == speeds()["longer_rows"].steps
     assert find("rows_2048_scale").score.stride == 2048 // 8
@@ -172,7 +178,7 @@ def test_experiments_of_public_system_000_are_found_and_have_twins() -> None:
 def test_a_twin_of_no_recipe_is_a_mistake() -> None:
     with pytest.raises(UserError, match="no recipe nothing_mini"):
         find("nothing_mini")
-    with pytest.raises(UserError, match="no recipe baseline_scale48"):
+    with pytest.raises(UserError, match=r"no recipe baseline_scale48 \(did you mean baseline_scale\?\)"):
         find("baseline_scale48")
 
 

@@ -871,6 +871,7 @@ def test_a_scorer_that_is_no_file_is_told_before_the_artifact_is_read(
     ("verb", "name", "says"),
     [
         ("verify", "slut", "no known-bad example slut (did you mean slot?); there are "),
+        ("verify", "", "known_bad: names no example; there are smear, "),
         (
             "score",
             "slot",
