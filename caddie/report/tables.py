@@ -254,7 +254,7 @@ def _worth(compression: Mapping[str, Any]) -> list[str]:
         return []
     if step is None or more is None or fewer is None:
         return [f"  {bits:.2f} bits a weight"]
-    said = f"{bits:.2f} bits a weight; predicted: {step:,} bytes more {more:+z.4f} bpb, fewer {fewer:+z.4f}"
+    said = f"{bits:.2f} bits a weight; {step:,} bytes more: about {more:+z.4f} bpb, fewer: {fewer:+z.4f}"
     return textwrap.wrap(said, terminal_width(), initial_indent="  ", subsequent_indent="  ")
 
 

@@ -210,7 +210,7 @@ def test_pack_table() -> None:
     assert lines[-8:] == [
         "",
         "  88.89 % of the cap",
-        "  7.00 bits a weight; predicted: 100,000 bytes more -0.0008 bpb, fewer +0.0039",
+        "  7.00 bits a weight; 100,000 bytes more: about -0.0008 bpb, fewer: +0.0039",
         "  predicted quantization gap: 0.0010 bits per byte",
         "  12.3 seconds",
         "",
