@@ -54,6 +54,8 @@ class TrainProgress:
 def progress_at(fraction: float, budget: Budget = Budget(seconds=1.0)) -> TrainProgress:
     """Return the first progress at which that fraction of the budget is spent."""
     step = math.ceil(fraction * budget.steps) if budget.steps else 0
+    if budget.steps and step > 0 and (step - 1) / budget.steps >= fraction:  # 0.07 of 100 is above 7
+        step -= 1
     return TrainProgress(step, fraction * (budget.seconds or 0.0), budget)
 
 
@@ -134,7 +136,8 @@ class Warmdown(Schedule):
 class Rewarmed(Schedule):
     """Another schedule, warmed up anew over some steps after each change of the run, such as longer rows.
 
-    Where a change came, in steps, is estimated from the mean step time so far.
+    Where a change came, in steps, is estimated from the mean step time so far. So with a budget of seconds, if steps
+    take k times as long from then on, the warm-up has about `steps` / k steps.
     """
 
     of: Number
@@ -156,7 +159,7 @@ class Rewarmed(Schedule):
         value, progress = value_at(self.of, train_progress), train_progress.progress
         if not (passed := bisect_right(self.begins, progress)):
             return value
-        first = math.ceil(self.begins[passed - 1] * train_progress.step / progress) if progress else 0
+        first = math.ceil(self.begins[passed - 1] * train_progress.step / progress - 1e-6) if progress else 0
         return value * min(1.0, (train_progress.step - first + 1) / self.steps)
 
 

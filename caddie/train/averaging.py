@@ -136,9 +136,12 @@ class TailEMA(Averaging):
     counters = MappingProxyType({"started": 0.0})
 
     def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
-        """Return 1 until `begin`, then 1/steps; at the end of the budget more, which mixes the last weights in."""
+        """Return 1 until `begin`, then 1/steps; at the end of the budget more, which mixes the last weights in.
+
+        What is mixed is no average, so a run that goes on with a larger budget starts anew.
+        """
         started = bool(counters["started"])
-        counters["started"].fill_(train_progress.progress >= self.begin)
+        counters["started"].fill_(self.begin <= train_progress.progress < 1.0)
         kept = 1.0 - 1.0 / self.steps if started else 0.0
         if train_progress.progress >= 1.0:
             kept *= self.weight

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from caddie.config import Config, Range
+from caddie.config import Config
 from caddie.config.schedules import Number, NumberRange, Ramp, TrainProgress, value_at
 from caddie.errors import UserError
 from caddie.model.linear import Linear
@@ -74,12 +74,12 @@ class StraightThrough(QAT):
 class SoftRound(QAT):
     """Soft rounding: a smooth step function that grows sharper over the run, with its gradient (arXiv 2006.09952)."""
 
-    sharpness: Annotated[Number, Range(0.01, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
-    """Sharpness α of `soft_round`; never below 0.01, where the function is a straight line already."""
+    sharpness: Annotated[Number, NumberRange(0.01, 1e4)] = Ramp(start=1.0, end=16.0, begin=0.85)
+    """Sharpness α of `soft_round`; at 0.01 the function is a straight line already."""
 
     def sharpness_at(self, train_progress: TrainProgress) -> float:
-        """Return the scheduled sharpness, at least 0.01."""
-        return max(0.01, value_at(self.sharpness, train_progress))
+        """Return the scheduled sharpness."""
+        return value_at(self.sharpness, train_progress)
 
     def quantized(self, weight: Tensor, view: View) -> Tensor:
         """Return W moved toward its softly rounded version."""

@@ -25,6 +25,7 @@ from caddie.config.schedules import (
     all_values,
     changes,
     int_at,
+    progress_at,
     value_at,
 )
 from caddie.errors import UserError
@@ -171,6 +172,17 @@ def test_begins_and_ends_in_the_wrong_order_are_an_error() -> None:
         Ramp(start=1.0, end=0.0, begin=0.9, finish=0.1)
     with pytest.raises(UserError, match="must rise"):
         Rewarmed(of=1.0, begins=(0.5, 0.2))
+
+
+@pytest.mark.parametrize("steps", [20, 100, 4_900])
+@pytest.mark.parametrize("begin", [0.07, 0.3, 0.35, 0.65, 0.7])
+def test_a_warm_up_begins_with_its_first_step_and_rises_with_each(steps: int, begin: float) -> None:
+    """By rounding, 0.65 of 20 steps are more than 13."""
+    rewarmed, budget = Rewarmed(of=1.0, begins=(begin,), steps=4), Budget(steps=steps)
+    first = next(step for step in range(steps) if step / steps >= begin)
+    found = [rewarmed.at(TrainProgress(step, 0.0, budget)) for step in range(first - 1, first + 5)]
+    assert found == [1.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert progress_at(begin, budget).step == first
 
 
 def test_a_warm_up_from_the_start_needs_no_time_to_have_passed() -> None:

@@ -4,6 +4,7 @@ import base64
 import builtins
 import json
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,11 @@ def gpt2_like() -> bytes:
     return trained(byte_level(), library.trainers.BpeTrainer, special_tokens=special, initial_alphabet=alphabet)
 
 
-def llama_like() -> bytes:
-    """BPE over characters, with marks for spaces, one put in front, and ids of bytes for what has no piece."""
+def llama_like(*, bytes_added: bool = False) -> bytes:
+    """BPE over characters, with marks for spaces, one put in front, and ids of bytes for what has no piece.
+
+    With `bytes_added` these are added tokens, as a training leaves them that was given them as special ones.
+    """
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     made = library.Tokenizer(library.models.BPE(byte_fallback=True, unk_token="<unk>"))
     made.normalizer = library.normalizers.Sequence(
@@ -70,7 +74,8 @@ def llama_like() -> bytes:
     fuse = [library.decoders.Replace("▁", " "), library.decoders.ByteFallback(), library.decoders.Fuse()]
     made.decoder = library.decoders.Sequence([*fuse, library.decoders.Strip(" ", 1, 0)])
     data = json.loads(trained(made, library.trainers.BpeTrainer, special_tokens=["<unk>", "<s>", "</s>", *bytes_]))
-    data["added_tokens"] = [token for token in data["added_tokens"] if not token["content"].startswith("<0x")]
+    if not bytes_added:
+        data["added_tokens"] = [token for token in data["added_tokens"] if not token["content"].startswith("<0x")]
     return json.dumps(data).encode()
 
 
@@ -95,7 +100,13 @@ def ranks(*merges: bytes) -> bytes:
     return b"\n".join(b"%s %d" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
 
 
-MADE = {"gpt2": gpt2_like, "llama": llama_like, "bert": bert_like, "unigram": unigram}
+MADE = {
+    "gpt2": gpt2_like,
+    "llama": llama_like,
+    "llama_added": partial(llama_like, bytes_added=True),
+    "bert": bert_like,
+    "unigram": unigram,
+}
 NAMES = [*MADE, "tiktoken"]
 LOSSLESS = ["gpt2", "tiktoken"]
 

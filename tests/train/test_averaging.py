@@ -109,6 +109,14 @@ def test_the_tail_average_mixes_in_the_last_weights() -> None:
     assert follow(tail, {step: value for step, value in squares(10).items() if step < 6}, 10) == 25.0
 
 
+def test_a_tail_average_that_goes_on_with_a_larger_budget_starts_anew() -> None:
+    """At the end of ten steps it is no average but a mixture; then 121 is its start, and it goes on to 144."""
+    average = Average(TailEMA(begin=0.6, steps=2.0, weight=0.25), {"w": torch.zeros(1)})
+    for step in range(1, 13):
+        average.update(one(float(step**2)), at(step, 10 if step <= 10 else 12), 1.0)
+    assert average.weights["w"].item() == pytest.approx(0.75 * 144 + 0.25 * (121 + 144) / 2)
+
+
 # Uniform
 
 

@@ -199,8 +199,8 @@ def test_the_gradient_of_the_stair(sharpness: float) -> None:
     assert torch.autograd.gradcheck(lambda y: soft_round(y, torch.tensor(sharpness, dtype=torch.float64)), y)
 
 
-def test_sharpness_never_reaches_zero() -> None:
-    view = View(SoftRound(strength=1.0, sharpness=Ramp(start=0.0, end=16.0)), CPU)
+def test_sharpness_rises_from_a_straight_line() -> None:
+    view = View(SoftRound(strength=1.0, sharpness=Ramp(start=0.01, end=16.0)), CPU)
     view.set(at(0.0))
     weight = sample(3, 5)
     torch.testing.assert_close(view(weight), weight, rtol=0, atol=1e-2)
@@ -424,5 +424,7 @@ def test_settings_are_checked() -> None:
         StraightThrough(strength=1.5)
     with pytest.raises(UserError, match=r"sharpness must be from 0\.01"):
         SoftRound(sharpness=0.0)
+    with pytest.raises(UserError, match=r"sharpness, a Ramp, must be from 0\.01 to 10,000, not 100000"):
+        SoftRound(sharpness=Ramp(start=1.0, end=1e5))
     config = SoftRound(quantizer=COARSE, sharpness=3)
     assert coerce(config.to_json(), QAT, "") == config

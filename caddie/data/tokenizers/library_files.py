@@ -69,7 +69,8 @@ class HuggingFaceTokenizer(TextTokenizer):
             raise UserError('this tokenizer.json has no token for the start of a document; name one by bos="..."')
         self._value, self._begin, self.bos = value, begin, vocabulary[begin]
         pieces = {
-            index: token.encode() if token in added else _piece(token, decoders) for token, index in vocabulary.items()
+            index: token.encode() if token in added and not _is_byte(token, decoders) else _piece(token, decoders)
+            for token, index in vocabulary.items()
         }
         unknown = _unknown(value["model"], vocabulary)  # stands for text that it does not spell
         self._set_pieces({**pieces, **dict.fromkeys(unknown, b""), self.bos: b""}, "this tokenizer.json has")
@@ -108,11 +109,16 @@ def _decoders(decoder: Any) -> Iterator[Any]:
             yield from _decoders(inner)
 
 
+def _is_byte(token: str, decoders: set[str]) -> bool:
+    """Return True for a token that the library decodes to one byte, even if it is an added one."""
+    return "ByteFallback" in decoders and re.fullmatch("<0x[0-9A-F]{2}>", token) is not None
+
+
 def _piece(token: str, decoders: set[str]) -> bytes:
     """Return the bytes of a token of the model."""
     if "ByteLevel" in decoders and all(character in _BYTE_OF for character in token):
         return bytes(_BYTE_OF[character] for character in token)
-    if "ByteFallback" in decoders and re.fullmatch("<0x[0-9A-F]{2}>", token):
+    if _is_byte(token, decoders):
         return bytes([int(token[3:5], 16)])
     if "WordPiece" in decoders:
         return (token[2:] if token.startswith("##") else f" {token}").encode()
