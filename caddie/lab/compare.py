@@ -169,7 +169,8 @@ def _documents(runs: Sequence[ScoredRun], unit: Unit) -> Documents | None:
     sizes = [of_run for of_run, _ in known.values()]
     if any(not np.array_equal(other, sizes[0]) for other in sizes):
         return None
-    per_byte = runs[0].cost(unit) / runs[0].bits_per_byte
+    size = {"tokens": runs[0].tokens, "source_bytes": runs[0].source_bytes}
+    per_byte = convert(1.0, "bits-per-byte", unit, **size)  # not of a score, whose last digit would differ
     return Documents(sizes[0] / per_byte, {seed: bits for seed, (_, bits) in known.items()})
 
 

@@ -190,7 +190,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def power(
-    effect: float, seeds: int, deviations: Sequence[float], level: float = LEVEL, documents: float = 0.0
+    effect: float, seeds: int, deviations: Sequence[float], level: float = LEVEL, documents: ErrorTerm | None = None
 ) -> float:
     """Return the probability that `seeds` per group show a true difference of `effect` at p < `level`, one-sided.
 
@@ -201,37 +201,46 @@ def power(
     Welch's is a scaled noncentral t with 2 (n - 1) degrees. The share is beta distributed, and power is the mean over
     it. With degrees from the true variances the power of three seeds would come out up to 0.16 too high.
 
-    `documents` is the standard error that the held-out documents add to the paired one, whatever the seeds. The bar is
-    then that of Cochran and Cox ("Experimental designs", 1950): the two quantiles, weighted by the variances.
+    `documents` is the error that the held-out documents add to the paired one, whatever the seeds. The bar is then that
+    of Cochran and Cox ("Experimental designs", 1950): the two quantiles, weighted by the variances.
     """
-    from scipy.special import betaincinv, chdtri, nctdtr, ndtr, ndtri, stdtrit
+    from scipy.special import betaincinv, chdtri, nctdtr, ndtr, stdtrit
 
     variances = [deviation**2 for deviation in deviations]
     center = min(effect / math.sqrt(sum(variances) / seeds), 1e6)  # beyond, the library overflows; power is 1
     free, places = seeds - 1, (np.arange(SHARES) + 0.5) / SHARES
     if documents:
-        (variance,), fixed = variances, documents**2
+        (variance,), fixed = variances, documents.standard_error**2
         seen = variance / seeds * chdtri(free, places) / free
-        bar = (seen * stdtrit(free, 1.0 - level) + fixed * ndtri(1.0 - level)) / np.sqrt(seen + fixed)
+        quantiles = stdtrit((free, documents.degrees), 1.0 - level)
+        bar = (seen * quantiles[0] + fixed * quantiles[1]) / np.sqrt(seen + fixed)
         return float(ndtr((effect - bar) / math.sqrt(variance / seeds + fixed)).mean())
     if len(variances) == 1:
-        return 1.0 - float(nctdtr(free, center, stdtrit(free, 1.0 - level)))
+        return 1.0 - float(np.nan_to_num(nctdtr(free, center, stdtrit(free, 1.0 - level))))  # NaN: about zero
     share = betaincinv(free / 2, free / 2, places)
     first, second = variances[0] * share, variances[1] * (1.0 - share)
     degrees = free * (first + second) ** 2 / (first**2 + second**2)
     bar = stdtrit(degrees, 1.0 - level) * np.sqrt(2.0 * (first + second) / sum(variances))
-    return 1.0 - float(nctdtr(2 * free, center, bar).mean())
+    return 1.0 - float(np.nan_to_num(nctdtr(2 * free, center, bar)).mean())
 
 
 def seeds_needed(
-    effect: float, deviations: Sequence[float], level: float = LEVEL, wanted: float = POWER, documents: float = 0.0
+    effect: float,
+    deviations: Sequence[float],
+    level: float = LEVEL,
+    wanted: float = POWER,
+    documents: ErrorTerm | None = None,
 ) -> int | None:
     """Return the least number of seeds per group with that power (see `power`); None above `MOST_SEEDS`."""
     return _least(lambda seeds: power(effect, seeds, deviations, level, documents) >= wanted)
 
 
 def seeds_to_decide(
-    difference: float, deviations: Sequence[float], margin: float = 0.0, level: float = 0.05, documents: float = 0.0
+    difference: float,
+    deviations: Sequence[float],
+    margin: float = 0.0,
+    level: float = 0.05,
+    documents: ErrorTerm | None = None,
 ) -> int | None:
     """Return the least number of seeds per group that show where a true `difference` lies; None as for `seeds_needed`.
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caddie.errors import UserError
-from caddie.lab.stats import Estimate, benjamini_hochberg, document_part, paired, seeds_to_decide, welch
+from caddie.lab.stats import ErrorTerm, Estimate, benjamini_hochberg, document_part, paired, seeds_to_decide, welch
 
 LEVEL = 0.05
 """Level of q at which an entry is called better, worse or the same."""
@@ -89,9 +89,9 @@ class Difference:
     """True if both have the same score at every seed, to the last digit."""
 
     @property
-    def documents_error(self) -> float:
-        """Part of the standard error that comes of the documents; 0 where it is not known."""
-        return (self.spread and self.spread.documents) or 0.0
+    def documents_error(self) -> ErrorTerm | None:
+        """Error that comes of the documents; None where it is not known."""
+        return self.estimate.second if self.estimate else None
 
 
 def measure(

@@ -122,13 +122,17 @@ def test_figures_of_two_errors_stay_what_reports_say(
 
 def test_the_seeds_needed_allow_for_the_documents() -> None:
     """No number of seeds decides with too few documents; without their part it is the paired power."""
-    assert power(0.003, 4, [0.001], documents=1e-9) == pytest.approx(power(0.003, 4, [0.001]), abs=0.01)
-    few, more = (seeds_to_decide(0.002, [0.001], documents=error) for error in (0.0, 0.0005))
+    assert power(0.003, 4, [0.001], documents=ErrorTerm(1e-9, 50.0)) == pytest.approx(
+        power(0.003, 4, [0.001]), abs=0.01
+    )
+    few, more = (seeds_to_decide(0.002, [0.001], documents=error) for error in (None, ErrorTerm(0.0005, 50.0)))
     assert few is not None
     assert more is not None
     assert few < more
-    assert seeds_to_decide(0.002, [0.001], documents=0.001) is None
-    assert seeds_to_decide(0.0001, [0.001], 0.002, documents=0.001) is None
+    assert seeds_to_decide(0.002, [0.001], documents=ErrorTerm(0.001, 50.0)) is None
+    assert seeds_to_decide(0.0001, [0.001], 0.002, documents=ErrorTerm(0.001, 50.0)) is None
+    assert seeds_to_decide(0.006, [0.001], documents=ErrorTerm(0.00159, 50.0)) == 3
+    assert seeds_to_decide(0.006, [0.001], documents=ErrorTerm(0.00159, 3.0)) is None, "four documents"
 
 
 def scored(documents: Documents) -> dict[int, float]:
@@ -298,9 +302,11 @@ def test_rows_of_another_held_out_text_are_not_compared() -> None:
     assert set(tests.values()) == {"documents"}
 
 
-@pytest.mark.parametrize("unit", ["bits-per-byte", "nats-per-token"])
-def test_compare_uses_the_documents_of_run_folders(unit: Any, tmp_path: Path) -> None:
-    base, entry = draw(np.random.default_rng(5), 3, ratio=1.0, effect=-0.02)
+@pytest.mark.parametrize("unit", ["bits-per-byte", "nats-per-byte", "nats-per-token"])
+@pytest.mark.parametrize("scores", range(4))
+def test_compare_uses_the_documents_of_run_folders(scores: int, unit: Any, tmp_path: Path) -> None:
+    """In another unit both groups divide by one factor, whatever the last digits of their scores."""
+    base, entry = draw(np.random.default_rng(scores), 3, ratio=1.0, effect=-0.02)
     groups = []
     for name, digit, side in (("b", "2", entry), ("a", "1", base)):
         groups.append([write(tmp_path, name, seed, score, digit) for seed, score in scored(side).items()])

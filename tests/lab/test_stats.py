@@ -27,6 +27,7 @@ from caddie.errors import UserError
 from caddie.lab import stats
 from caddie.lab.compare import compare
 from caddie.lab.stats import (
+    ErrorTerm,
     Estimate,
     Proportion,
     _least,
@@ -339,13 +340,15 @@ def test_the_power_of_few_seeds_is_what_a_million_simulations_found() -> None:
         (0.004, 3, (0.0009, 0.0018), {}, 0.356124583),
         (1.0, 20, (1.0, 1.0), {"level": 0.025}, 0.868245192),
         (3.0, 5, (0.1, 2.0), {"level": 0.05}, 0.861822668),
-        (0.003, 4, (0.001,), {"documents": 0.0005}, 0.754475261),
-        (0.003, 2, (0.001,), {"level": 0.025, "documents": 0.002}, 0.153536082),
+        (0.003, 4, (0.001,), {"documents": ErrorTerm(0.0005, math.inf)}, 0.754475261),
+        (0.003, 2, (0.001,), {"level": 0.025, "documents": ErrorTerm(0.002, math.inf)}, 0.153536082),
+        (0.003, 2, (0.001,), {"level": 0.025, "documents": ErrorTerm(0.002, 4.0)}, 0.0465689895),
         (1e12, 2, (1.0,), {}, 1.0),
+        (10.0, 16, (1.0, 0.01), {}, 1.0),  # where the library has not a number
     ],
 )
 def test_power_stays_what_reports_say(
-    effect: float, seeds: int, deviations: tuple[float, ...], options: dict[str, float], wanted: float
+    effect: float, seeds: int, deviations: tuple[float, ...], options: dict[str, Any], wanted: float
 ) -> None:
     assert power(effect, seeds, deviations, **options) == pytest.approx(wanted, rel=1e-7)
 
