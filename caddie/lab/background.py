@@ -109,7 +109,9 @@ def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total
             start_new_session=True,
             env=threads | child_environment(),
         )
-        done, failed, left = (before.done, before.failed, before.seconds_left) if before else (0, 0, None)
+        done, failed, left = 0, 0, None
+        if before and before.done < total:  # else the study has fewer runs now, or failed ones are run again
+            done, failed, left = before.done, before.failed, before.seconds_left
         begun = StudyState(study, str(results.resolve()), done, failed, total, left, this_process(process.pid))
         begun.write(runs / study)
     return begun

@@ -32,7 +32,8 @@ def run_notes(study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row]
     """Return what is wrong with runs, differs between them, or is missing, a sentence each."""
     notes = []
     planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
-    if missing := planned - {(row.get("label"), row.get("seed")) for row in rows}:
+    missing = planned - {(row.get("label"), row.get("seed")) for row in rows}
+    if missing and study.get("planned", True):  # runs side by side are no plan
         notes.append(f"Not run yet: {len(missing):,} of {len(planned):,} planned runs.")
     if pruned := sum(row.get("state") == "pruned" for row in rows):
         notes.append(f"Ended early by the search: {pruned:,} of {len(planned):,} runs, which have no score.")

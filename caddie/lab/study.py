@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from caddie.config import Config, Count, Diff, Positive, show
 from caddie.config.schedules import PiecewiseConstant
@@ -86,11 +86,14 @@ class ModelledSeconds(EqualBudget):
         return Steps(steps=step_time(recipe).steps(self.seconds)).give(recipe)
 
 
+ClaimWord = Literal["better", "worse", "same"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """Effect of a change, as a source states it."""
 
-    word: Literal["better", "worse", "same"]
+    word: ClaimWord
     """The source's verdict."""
     difference: float | None = None
     """Difference from the source's base in bits per byte, negative is better; None if it states none."""
@@ -119,6 +122,25 @@ class Entry:
     step_cost: float | None = None
     """Step time at full size as a multiple of the rival's, as a source states it; none if it is to be modelled."""
 
+    def check(self, label: str) -> None:
+        """Raise `UserError`, which names the label, for a value that no entry can have."""
+        if not isinstance(self.diff, Mapping) or not all(isinstance(path, str) for path in self.diff):
+            raise UserError(f"the diff of {label} must be dotted paths to values")
+        if self.step_cost is not None and not (_is_number(self.step_cost) and self.step_cost > 0.0):
+            raise UserError(f"the step_cost of {label} must be a number above 0, not {self.step_cost!r:.80}")
+        if self.public_score is not None and not _is_number(self.public_score):
+            raise UserError(f"the public_score of {label} must be a number, not {self.public_score!r:.80}")
+        claim = self.claim
+        if claim is not None and not (isinstance(claim, Claim) and claim.word in get_args(ClaimWord)):
+            example = 'Claim(word="better", source="...")'
+            raise UserError(f"the claim of {label} must say better, worse or same, not {claim!r:.80}; give {example}")
+        if claim and claim.difference is not None and not _is_number(claim.difference):
+            raise UserError(f"the difference that {label} claims must be a number, not {claim.difference!r:.80}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
@@ -144,32 +166,32 @@ class Study:
     """Name of a scale to a diff of the base, smallest first, for `caddie study --ladder`."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w.-]{1,80}", self.name) or self.name.startswith("."):
-            raise UserError(f"a study's name is letters, digits, - and _, which {self.name[:80]!r} is not")
         for name, kind, example in (
+            ("name", str, '"depths"'),
             ("base", Recipe, 'find("tiny")'),
             ("budget", (EqualBudget, type(None)), "Steps(steps=200)"),
             ("seeds", (tuple, list), "(1, 2, 3)"),
             ("margin", (int, float), "0.001"),
+            ("fraction", (int, float), "0.1"),
             ("entries", Mapping, '{"deeper": Entry(diff={"model.depth": 6})}'),
             ("scales", Mapping, '{"small": {"model.width": 64}}'),
         ):
             if not isinstance(value := getattr(self, name), kind):
                 raise UserError(f"{name} of the study {self.name} cannot be {value!r:.80}; give {name}={example}")
+        for name in (self.name, *self.scales):
+            if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]{0,79}", name):
+                raise UserError(f"a name of a study or scale is letters, digits, - and _, which {name!r:.80} is not")
         if BASE in self.entries:
             raise UserError(f"the label {BASE} is the base itself; name the entry otherwise")
         for scale, diff in self.scales.items():
             if not isinstance(diff, Mapping):
                 raise UserError(f"the scale {scale} must be dotted paths to values, not {diff!r:.80}")
         for label, entry in self.entries.items():
+            if not isinstance(label, str) or not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", label):
+                raise UserError(f"a label is 1 to 100 characters of one line, which {label!r:.120} is not")
             if not isinstance(entry, Entry):
                 raise UserError(f"the entry {label} must be an Entry, not {entry!r:.80}; give Entry(diff={{...}})")
-            if not isinstance(entry.diff, Mapping) or not all(isinstance(path, str) for path in entry.diff):
-                raise UserError(f"the diff of {label} must be dotted paths to values")
-            if entry.step_cost is not None and not 0.0 < entry.step_cost < math.inf:
-                raise UserError(f"the step_cost of {label} must be a number above 0, not {entry.step_cost}")
-            if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", label):
-                raise UserError(f"a label is 1 to 100 characters of one line, which {label[:120]!r} is not")
+            entry.check(label)
             if entry.against not in self.labels or entry.against == label:
                 raise UserError(f"{label} is set against {entry.against}, which is no other label of {self.name}")
         whole = all(type(seed) is int and 0 <= seed < 1 << 32 for seed in self.seeds)

@@ -147,9 +147,8 @@ def load(
         raise UserError(f"the artifact's model has {gpt.depth:,} layers, too many for its {held:,} weights")
     model = gpt.outline()
     check_readable(model, scoring)
-    # A stream of a few bytes may stand for any number of zeros, so the model has to be in proportion to the file.
     parameters, size = sum(parameter.numel() for parameter in model.parameters()), contents.file_bytes
-    if parameters > max(_SMALLEST_BOMB, _RATIO * size):
+    if parameters > most_parameters(size):
         raise UserError(f"the artifact's model has {parameters:,} parameters, too many for its {size:,} bytes")
     weights = decompress(model, quantizers, sections)
     model.load_state_dict(weights, assign=True)
@@ -210,6 +209,14 @@ def _check_rules(config: Mapping[str, Any], weights: int) -> None:
     count = depth if isinstance(depth, (int, float)) else GPT().depth
     if isinstance(layers, dict) and len(layers) * count > _EXCEPTIONS:
         raise UserError(f"the artifact's {CONFIG} has {len(layers):,} exceptions for {depth} layers, too many to read")
+
+
+def most_parameters(file_bytes: int) -> int:
+    """Return the most parameters that a model may have in a file of that size.
+
+    A stream of a few bytes may stand for any number of zeros, and a stranger's file must not fill the memory.
+    """
+    return max(_SMALLEST_BOMB, _RATIO * file_bytes)
 
 
 def check_readable(model: Model, scoring: Scoring) -> None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from caddie.config import Config, Count
+from caddie.config import Config, Count, Range
 from caddie.errors import UserError
 from caddie.model import GPT
 from caddie.model.parameters import assign, declarations
@@ -40,9 +40,9 @@ class Correction(Config):
 
     matrices: Count = 3
     """Number of matrices."""
-    rank: Count = 4
+    rank: Annotated[int, Range(1, 256)] = 4
     """Rank of each correction."""
-    group: Count = 64
+    group: Annotated[int, Range(1, 65_536)] = 64
     """Values of a correction's right factor that share a step."""
     choice: Literal["error", "gain"] = "error"
     """Matrices to correct: those whose error has the largest Frobenius norm, or whose correction lowers it most."""
@@ -53,23 +53,28 @@ class Correction(Config):
         """Return the quantizer with the correction."""
         return LowRank(of=quantizer, rank=self.rank, group=self.group)
 
+    def eligible(self, weights: Mapping[str, Tensor], quantizers: Mapping[str, Quantizer]) -> list[str]:
+        """Return the names of the matrices that may be corrected; `UserError` for a pattern without one."""
+        found = [
+            name
+            for name, weight in weights.items()
+            if weight.ndim == 2 and not isinstance(quantizers[name], LowRank) and fnmatchcase(name, self.pattern)
+        ]
+        if self.pattern != "*" and not found:
+            raise UserError(f"pack.correction.pattern: no matrix has a name like {self.pattern}")
+        return found
+
     def corrected(
         self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor], quantizers: Mapping[str, Quantizer]
     ) -> dict[str, Quantizer]:
-        """Return parameter name to quantizer for the matrices to correct, by the weights that `quantizers` restored.
-
-        Raises `UserError` for a pattern without a matrix.
-        """
+        """Return parameter name to quantizer for the matrices to correct, by the weights that `quantizers` restored."""
         lowered: dict[str, float] = {}
-        for name, weight in weights.items():
-            if weight.ndim == 2 and not isinstance(quantizers[name], LowRank) and fnmatchcase(name, self.pattern):
-                error = weight - restored[name]
-                lowered[name] = float(error.norm())
-                if self.choice == "gain":
-                    correction = self.of(quantizers[name])
-                    lowered[name] -= float((error - correction.product(correction.factors(error))).norm())
-        if self.pattern != "*" and not lowered:
-            raise UserError(f"pack.correction.pattern: no matrix has a name like {self.pattern}")
+        for name in self.eligible(weights, quantizers):
+            error = weights[name] - restored[name]
+            lowered[name] = float(error.norm())
+            if self.choice == "gain":
+                correction = self.of(quantizers[name])
+                lowered[name] -= float((error - correction.product(correction.factors(error))).norm())
         chosen = sorted(lowered, key=lambda name: -lowered[name])[: self.matrices]
         return {name: self.of(quantizers[name]) for name in chosen}
 

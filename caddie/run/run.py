@@ -17,7 +17,7 @@ from caddie.config import Seed, coerce, show
 from caddie.data.corpus import Corpus
 from caddie.errors import CheckFailed, UserError
 from caddie.model.parameters import assign
-from caddie.pack.artifact import SOURCE, Artifact, Metadata, check_readable, load
+from caddie.pack.artifact import SOURCE, Artifact, Metadata, check_readable, load, most_parameters
 from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
@@ -120,8 +120,15 @@ def check_recipe(recipe: Recipe, world: int = 1) -> None:
         recipe.pack.fit.check(quantizers.values())
     if recipe.pack.protection is not None:
         recipe.pack.protection.check(quantizers.values())
+    if recipe.pack.correction is not None:
+        recipe.pack.correction.eligible(dict(model.named_parameters()), quantizers)
     check_windows(recipe.score.sequence_length, recipe.score.stride)
     check_readable(model, recipe.score)
+    if recipe.parameters > (most := most_parameters(cap := recipe.pack.cap_bytes)):
+        raise UserError(
+            f"a file of {cap:,} bytes may hold {most:,} parameters, and the model has {recipe.parameters:,}; make it "
+            "smaller, its tables first, or raise pack.cap_bytes"
+        )
     if not files_to_score(recipe):  # a user's own scorer may need weights
         recipe.score.scorer(model, bos=0)
     _ = recipe.train.budget

@@ -89,7 +89,7 @@ class Forecaster:
         self.quantizers = assign(config.quantizers, model, "pack.quantizers")
         dequantizers = {rule: quantizer.dequantizer for rule, quantizer in config.quantizers.items()}
         if config.correction is not None:  # of which matrices will be seen; here of the largest
-            matrices = [name for name, shape in self.shapes.items() if len(shape) == 2]
+            matrices = config.correction.eligible(dict(model.named_parameters()), self.quantizers)
             for name in sorted(matrices, key=lambda name: -math.prod(self.shapes[name]))[: config.correction.matrices]:
                 self.quantizers[name] = config.correction.of(self.quantizers[name])
                 dequantizers[name] = self.quantizers[name].dequantizer

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -94,6 +95,16 @@ def test_a_study_whose_lock_is_held_is_not_begun_and_keeps_its_state(state: Stud
     with driving(tmp_path / "runs" / "rates"), pytest.raises(UserError, match="rates is being run by another process"):
         begin("rates", tmp_path / "runs", tmp_path / "results", ["recipes"], 3)
     assert read_state(tmp_path / "runs" / "rates") == state
+
+
+def test_a_study_that_has_become_smaller_begins_with_a_state_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *arguments, **how: SimpleNamespace(pid=os.getpid()))
+    replace(STATE, done=3, total=3).write(tmp_path / "runs" / "rates")
+    begun = begin("rates", tmp_path / "runs", tmp_path / "results", ["recipes"], 2)
+    assert (begun.done, begun.total) == (0, 2)
+    assert read_state(tmp_path / "runs" / "rates") == begun
 
 
 def caddie(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

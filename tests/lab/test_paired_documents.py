@@ -258,6 +258,13 @@ def test_rows_keep_documents_in_a_file_beside_them(tmp_path: Path) -> None:
         read_rows(tmp_path / "results.jsonl")
 
 
+def test_rounded_bits_of_short_documents_are_those_of_their_run(tmp_path: Path) -> None:
+    """Twelve documents of nine bytes: each loses 0.0004 bits, all together 4e-5 bits per byte."""
+    row, sizes, bits = make_rows()[0], [9.0] * 12, [20.0004] * 12
+    write_rows(tmp_path / "results.jsonl", [{**row, "bits_per_byte": 20.0004 / 9, "documents": [sizes, bits]}])
+    assert read_rows(tmp_path / "results.jsonl")[0]["documents"] == [sizes, [20.0] * 12]
+
+
 def test_documents_of_another_run_are_refused(tmp_path: Path) -> None:
     """Files of two studies in one folder would give a verdict of neither."""
     rows = with_documents(make_rows())

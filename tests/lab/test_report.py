@@ -938,6 +938,8 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
         for seed in (1, 2)
     ]
     out = tmp_path / "new" / "out"
+    alone = Page(write_runs_report(runs[:3], tmp_path / "three")[0].read_text())
+    assert not any(said.startswith("Not run yet") for said in alone.text), "nobody planned the fourth"
     written = write_runs_report(runs, out)
     assert [path.parent for path in written] == [out] * 3
     shown = Page(written[0].read_text())

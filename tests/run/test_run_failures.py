@@ -14,6 +14,7 @@ from caddie.errors import UserError
 from caddie.model import RandomMap
 from caddie.model.parameters import FanInNormal
 from caddie.pack.coding import Smallest
+from caddie.pack.compress import Correction
 from caddie.pack.quantize import BestPercentile, Protection
 from caddie.recipes.catalog import find
 from caddie.run import run_folder
@@ -108,6 +109,11 @@ def test_a_fit_without_steps_is_refused_before_training(
     ("settings", "message"),
     [
         ({"pack.protection": Protection()}, "none of pack.quantizers is Gptq of fewer than 8 bits, not packed"),
+        ({"pack.correction": Correction(pattern="blocks.99.*")}, "no matrix has a name like blocks.99.*"),
+        (
+            {"pack.cap_bytes": 1_000, "model.block.mlp.hidden": 1 << 15},
+            "a file of 1,000 bytes may hold 67,108,864 parameters, and the model has 309,612,616; make it smaller",
+        ),
         (
             {"score.sequence_length": 1 << 20, "score.stride": 1 << 20},
             "are too long for a vocabulary of 1,024: score.sequence_length may be 262,144 at most",
@@ -117,7 +123,7 @@ def test_a_fit_without_steps_is_refused_before_training(
             "random constants, over the limit of 67,108,864, or more than 8,388,608 in one matrix",
         ),
     ],
-    ids=["nothing to protect", "windows", "constants"],
+    ids=["nothing to protect", "nothing to correct", "small file", "windows", "constants"],
 )
 def test_what_packing_or_its_reader_would_refuse_is_refused_before_training(
     settings: dict[str, Any], message: str

@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from caddie.pack.coding import ArrayCodec, Packed
 from caddie.pack.compress import Correction, Dequantizers, Pack, compress
 from caddie.pack.container import Section
 from caddie.pack.fit import FillCap, Fit
-from caddie.pack.quantize import Float16, Gptq, Quantizer, Rows, SigmaClip, Ternary, Waterfilling
+from caddie.pack.quantize import Float16, Gptq, LowRank, Quantizer, Rows, SigmaClip, Ternary, Waterfilling
 from caddie.report.display import Display
 from caddie.train.loop import Trained, train
 from caddie.train.settings import Train
@@ -61,6 +62,15 @@ def trained_like(gpt: GPT) -> dict[str, torch.Tensor]:
 def config(matrix: Quantizer, coding: ArrayCodec, **settings: Any) -> Pack:
     rules: dict[str, Quantizer] = dict.fromkeys(("embedding", "matrix", "head"), matrix)
     return Pack(quantizers=rules | {"gate": Float16(), "scalar": Float16()}, coding=coding, **{"fit": None, **settings})
+
+
+def test_the_forecast_corrects_what_packing_would() -> None:
+    """Not the embedding: it has a correction already, and the pattern leaves it out."""
+    settings = config(Rows(), Packed(codec=Zlib()), correction=Correction(matrices=2, pattern="blocks.0.*"))
+    settings = settings.but({"quantizers.embedding": LowRank(of=Rows())})
+    found = Forecaster(SMALL, settings, file_bytes).quantizers
+    corrected = Counter(name.split(".")[0] for name, quantizer in found.items() if isinstance(quantizer, LowRank))
+    assert corrected == {"embedding": 2, "blocks": 2}
 
 
 @pytest.mark.parametrize(
