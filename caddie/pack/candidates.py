@@ -20,13 +20,17 @@ class StoredWeight:
 
     quantizer: Quantizer
     arrays: Arrays
-    restored: Tensor
-    """The weight after dequantizing."""
+    shape: tuple[int, ...]
     section: Section
     relative_error: float
     """Of the Frobenius norm."""
     predicted_loss: float | None
     """Nats per token that its rounding is expected to cost; None without a calibration."""
+
+    @property
+    def restored(self) -> Tensor:
+        """The weight after dequantizing; not kept, for a search keeps many candidates."""
+        return self.quantizer.dequantize(self.arrays, self.shape)
 
 
 @dataclass(frozen=True)
@@ -112,5 +116,5 @@ class Candidates:
             error = float((restored - weight).norm() / weight.norm().clamp_min(1e-30))
             loss = None if calibration is None else predicted_loss(calibration, weight, restored)
             section = section_of(name, (streams[name, key] for key in quantizer.layout(shapes[name])))
-            stored[name] = StoredWeight(quantizer, arrays, restored, section, error, loss)
+            stored[name] = StoredWeight(quantizer, arrays, shapes[name], section, error, loss)
         return stored

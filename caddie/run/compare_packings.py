@@ -223,7 +223,7 @@ def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
 
 def _encoded(candidate: Candidate, coding: ArrayCodec) -> Streams:
     return [
-        [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(tuple(stored.restored.shape))]
+        [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(stored.shape)]
         for stored in candidate.weights.values()
     ]
 
@@ -231,6 +231,6 @@ def _encoded(candidate: Candidate, coding: ArrayCodec) -> Streams:
 def _decode(candidate: Candidate, streams: Streams) -> None:
     """Decode all arrays, for the time it takes."""
     for stored, found in zip(candidate.weights.values(), streams, strict=True):
-        layout = stored.quantizer.layout(tuple(stored.restored.shape))
+        layout = stored.quantizer.layout(stored.shape)
         for stream, (dtype, shape) in zip(found, layout.values(), strict=True):
             decode(stream, dtype, shape)

@@ -242,7 +242,7 @@ class _Estimates(Candidates):
             for name, (size, loss) in found.items():
                 section = Section(PREFIX + name, bytes(round(size)))
                 loss = 0.0 if name in self.of.learned else loss
-                made[name] = StoredWeight(quantizers[name], {}, self.weights[name], section, 0.0, loss)
+                made[name] = StoredWeight(quantizers[name], {}, self.of.shapes[name], section, 0.0, loss)
         return self._candidate(made)
 
     def _saved(self, name: str) -> float:
