@@ -31,8 +31,8 @@ _LOGITS = 6
 """Tensors of the size of the logits that live at once: logits, their softmax, signs and products, gradients."""
 _CANDIDATES = 17
 """Candidates that a search for the cap may keep, and the one that is made."""
-_CANDIDATE_BYTES = 2.5
-"""Bytes per weight of a candidate: integers and coded section; one of them may be dequantized."""
+_CANDIDATE_BYTES = 3
+"""Bytes per weight of a candidate: integers, coded section; one of them may be dequantized."""
 _HELD_BYTES = 16
 """Bytes per weight of what a run holds after training: last and averaged weights, and the models they are put in."""
 _CODER_BYTES = 220 << 20
@@ -147,7 +147,7 @@ def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int,
         hessians += 4 * max(sizes.values())  # the inverse of the largest, and its factors
     candidates = _CANDIDATES if pack.fit is not None else 1
     coders = torch.get_num_threads() if torch.get_num_threads() > 1 and weights >= 1 << 22 else 0
-    packing = round((candidates * _CANDIDATE_BYTES + _FLOAT) * weights) + coders * _CODER_BYTES
+    packing = (candidates * _CANDIDATE_BYTES + _FLOAT) * weights + coders * _CODER_BYTES
     return held + hessians + calibrating, held + hessians + packing
 
 
