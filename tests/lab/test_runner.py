@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from caddie.lab.study import Entry, Steps, Study
 from caddie.pack.quantize import Float16
 from caddie.recipes.catalog import find
 from caddie.recipes.recipe import Recipe
+from caddie.report.read import read_steps
 from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, OUTPUT, RECIPE, STOP
 from caddie.report.tables import duration
 from caddie.run.run_folder import Pruned, write_error
@@ -196,6 +198,21 @@ def test_what_runs_do_is_shown_and_a_row_is_kept_as_soon_as_its_run_ends(text: s
     assert [event["progress"] for event in progress.events if event["event"] == "running"] == pytest.approx(
         [1 / 12, 3 / 4]
     )
+
+
+def test_the_log_of_a_finished_run_is_not_read_again_for_every_run_that_ends(
+    text: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Counter[tuple[str, str]]()
+
+    def counted(path: Path) -> Any:
+        read[path.parent.name, path.name] += 1
+        return read_steps(path)
+
+    monkeypatch.setattr("caddie.lab.rows.read_steps", counted)
+    run_jobs(study(), text, executor=Pretended(), **folders)
+    assert len(read) == 6
+    assert max(read.values()) == 2, "once to show its end, once for its row"
 
 
 def test_a_log_of_an_earlier_start_is_not_shown(text: str, folders: dict[str, Path]) -> None:
