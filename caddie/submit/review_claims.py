@@ -150,8 +150,8 @@ def _decimal(value: Any) -> Decimal | None:
     """Return a number as a decimal of sensible size, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         return None
-    number = Decimal(value)
-    return number if -30 <= int(number.as_tuple().exponent) <= number.adjusted() < 18 or not number else None
+    number = Decimal(value) or Decimal(0)  # a zero may have any exponent
+    return number if -30 <= int(number.as_tuple().exponent) <= number.adjusted() < 18 else None
 
 
 def _kind(value: Any) -> str:

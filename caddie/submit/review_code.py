@@ -169,7 +169,9 @@ def _check_outside(script: Script, found: Findings) -> None:
     nodes = list(ast.walk(script.tree))
     products = (node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
     counted = (node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "nargs")
-    no_files = {*counted, *(one for node in products for one in (node.left, node.right))}
+    compared = (one for node in nodes if isinstance(node, ast.Compare) for one in (node.left, *node.comparators))
+    printed = (one for node in nodes if isinstance(node, ast.Call) and last(node.func) == "print" for one in node.args)
+    no_files = {*counted, *compared, *printed, *(one for node in products for one in (node.left, node.right))}
     for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]

@@ -35,6 +35,9 @@ def check_scoring(log: Log, score: Score | None, own_set: bool, found: Findings)
 def _check_size(log: Log, script_bytes: int, found: Findings) -> None:
     total, model, code = (log.value(f"{part}_bytes") for part in ("total", "model", "code"))
     if total is None:
+        if model is not None and model > CAP:
+            said = f"its model alone has {model:,.0f} bytes, over {CAP:,}"
+            found.add("size-cap", log.file, said, log.line("model_bytes"))
         return
     submitted = model + script_bytes if model is not None and script_bytes else total
     line = log.line("total_bytes")
@@ -86,8 +89,8 @@ def _check_clock(log: Log, found: Findings) -> None:
 
 def _check_evaluation_clock(log: Log, score: Score | None, found: Findings) -> None:
     seconds, line = log.value("evaluation_s"), log.line("evaluation_s")
-    if seconds is None and score is not None:
-        seconds, line = score.seconds, score.line
+    if score is not None and score.seconds is not None and score.seconds > (seconds or 0):
+        seconds, line = score.seconds, score.line  # a line of a total may leave out the scoring itself
     before = log.value("adaptation_s") or 0
     if seconds is None:
         found.add("evaluation-unknown", log.file, "no line states the seconds of evaluation")

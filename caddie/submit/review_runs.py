@@ -1,6 +1,7 @@
 """Checks of a folder's logs against the claims of its JSON, and against one another."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,7 +13,7 @@ from caddie.lab.stats import welch
 from caddie.run.policy import overrun_seconds
 from caddie.submit.logs import Log, Score, decimals
 from caddie.submit.review_claims import LIMITED, Claims
-from caddie.submit.review_logs import CAP, EVALUATION_S, TRAINING_MS, check_scoring, check_training
+from caddie.submit.review_logs import CAP, EVALUATION_S, TRAINING_MS, check_scoring, check_training, training_clock
 from caddie.submit.review_rules import Findings
 
 _SEEDS = 3
@@ -30,8 +31,8 @@ _LEAST_DIGITS = 4
 _READING = ("train_batch_tokens", "train_seq_len", "tokenizer_path")
 """Settings that say what a step reads."""
 _UNLIKE = ("seed", "run_id", "rank", "local_rank", "is_main_process", "logfile", "val_loss_every", "train_log_every")
-_UNLIKE_PARTS = ("path", "dir", "file", "name")
-"""Settings, and parts of their names, that may differ between seeds."""
+_UNLIKE_PARTS = re.compile(r"(?:path|dir|file|name)s?(?:_|$)")
+"""Settings, and ends of words in their names, that may differ between seeds."""
 
 
 def agree(a: Decimal, b: Decimal, least: int = _LEAST_DIGITS) -> bool:
@@ -97,7 +98,7 @@ def _check_log(log: Log, stated: Stated, script_bytes: int, found: Findings) -> 
     from an evaluation-only log.
     """
     score = headline(log, stated.claims)
-    alone = [one for one in stated.chosen if "training_ms" not in one.facts and one.seed == log.seed]
+    alone = [one for one in stated.chosen if one.value(training_clock(one)) is None and one.seed == log.seed]
     before = len(found)
     check_training(log, script_bytes, found)
     if log not in stated.chosen and not alone:
@@ -252,7 +253,7 @@ def _some(parts: Sequence[str]) -> str:
 def _compared(log: Log) -> dict[str, tuple[str, int]]:
     """Return the settings of a log, without paths and the like."""
     kept = (name for name in log.settings if name not in _UNLIKE)
-    return {name: log.settings[name] for name in kept if not any(part in name for part in _UNLIKE_PARTS)}
+    return {name: log.settings[name] for name in kept if not _UNLIKE_PARTS.search(name)}
 
 
 def _check_training_text(stated: Stated, base: Sequence[Log], found: Findings) -> None:

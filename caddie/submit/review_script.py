@@ -66,8 +66,12 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
         if (tree := parse(source, name, found, "code-syntax" if name == main else "code-unread")) is not None:
             scripts.append(Script(name, tree, unpacked))
             imported |= _imports(tree)
+        if unpacked and isinstance(outer := _tree(text), ast.Module) and not _only_runs(outer):
+            found.add("code-hidden", name, "code around its packed source does more than unpack and run it: read it")
+            scripts.append(Script(name, outer, False))
+            imported |= _imports(outer)
         others = (one for one in folder.sizes if not one.endswith(".py"))
-        named = [one for one in others if re.search(rf"\b{re.escape(one)}\b", source)]
+        named = [one for one in others if one in source and re.search(rf"\b{re.escape(one)}\b", source)]
         if tree is not None and _runs_text(tree):
             size += sum(folder.sizes[one] for one in named)
             for one in named[:1]:
@@ -114,6 +118,18 @@ def _imports(tree: ast.Module) -> set[str]:
 
 RUNS = {"exec", "eval", "compile", "__import__"}
 """Functions that run what is made while the script runs."""
+
+
+_UNPACKING = {"decompress", "b85decode", "b64decode", "a85decode", "decode", "encode"}
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.IfExp)
+
+
+def _only_runs(tree: ast.Module) -> bool:
+    """True if the code around a packed source calls nothing but what unpacks and runs it."""
+    nodes = list(ast.walk(tree))
+    calls = [last(node.func) for node in nodes if isinstance(node, ast.Call)]
+    defines = any(isinstance(node, _DEFINING) for node in nodes)
+    return not defines and bool(RUNS.intersection(calls)) and {*calls} <= RUNS | _UNPACKING
 
 
 def _runs_text(tree: ast.Module) -> bool:

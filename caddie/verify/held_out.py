@@ -195,7 +195,8 @@ def check_training_documents(tokenizer: Tokenizer, corpus: Corpus, shards: Seque
     found = sum(tokens_hash(tokenizer, ids, corpus.manifest.hashed) in known for ids in drawn)
     trip = corpus.manifest.tokenizer.round_trip
     changed = trip.changed_documents / max(1, trip.documents) if trip else 0.0
-    passed = True if found >= _HASHED * (1 - changed) * len(drawn) else None if changed > 0.5 else False
+    enough = found > 0 and found >= _HASHED * (1 - changed) * len(drawn)
+    passed = True if enough else None if changed > 0.5 else False
     return [Check(TRAINED_ON, passed, f"{found:,} of {len(drawn):,} documents drawn from the shards were hashed")]
 
 

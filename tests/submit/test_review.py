@@ -65,6 +65,10 @@ LOGS: dict[str, tuple[str, Mapping[str, str]]] = {
     ),
     "evaluation": ("evaluation-clock", {"eval_time:90000ms": "eval_time:600100ms"}),
     "evaluation total": ("evaluation-clock", {"eval_time:90000ms": "eval_time:90000ms\ntotal_eval_time:601.0s"}),
+    "evaluation beside a smaller total": (
+        "evaluation-clock",
+        {"eval_time:90000ms": "eval_time:900000ms\ntotal_eval_time:90.0s"},
+    ),
     "evaluation without decimals": (
         "evaluation-clock",
         {"eval_time:90000ms": "eval_time:90000ms\ntotal_eval_time: 688s"},
@@ -92,6 +96,14 @@ LOGS: dict[str, tuple[str, Mapping[str, str]]] = {
     "live": ("score-live", {SLIDING: "post_ema sliding"}),
     "forced": ("code-force-stop", {"  matrix_lr: 0.02": "  force_stop_step: 4945"}),
     "total": ("size-unknown", {"Total submission": "Submission", "Code size": "Code"}),
+    "model alone": (
+        "size-cap",
+        {
+            "Total submission": "Submission",
+            "Code size": "Code",
+            "model int6+brotli: 15000000": "model int6+brotli: 25000000",
+        },
+    ),
     "total of its parts": (
         "size-cap",
         {"Total submission": "Submission", "model int6+brotli: 15000000": "model int6: 15999900"},
@@ -188,6 +200,13 @@ def test_what_the_json_claims(case: str, tmp_path: Path) -> None:
     rule, data = JSON[case]
     one = found(review(write_submission(tmp_path / "a", data)), rule)
     assert one.severity == RULES[rule].severity
+
+
+@pytest.mark.parametrize("zero", ["0E-99999999999", "0E-999999", "0E999999"])
+def test_a_zero_of_any_exponent_is_zero(zero: str, tmp_path: Path) -> None:
+    data = json.dumps({**submission(), "val_bpb_std": "std", "val_bpb": "score"})
+    folder = write_submission(tmp_path / "a", data.replace('"std"', zero).replace('"score"', zero))
+    assert max(len(one.sentence) for one in review(folder).findings) < 200
 
 
 def test_older_spellings_are_not_errors(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import ast
 import base64
 import lzma
+import random
 import time
 import zlib
 from pathlib import Path
@@ -164,7 +165,7 @@ SIGNS = {
     "no hints": (HINTS.replace("0.75", "0.0"), set()),
     "hints of a number that is no float": ("within_boost = 0x" + "f" * 5000, set()),
     "a line of stars": (
-        "import argparse\nprint('*' * 80)\nargparse.ArgumentParser().add_argument('x', nargs='*')\n",
+        "import argparse\nprint('*' * 80)\nprint('*', flush=True)\nx = op == '*'\nargparse.ArgumentParser().add_argument('x', nargs='*')\n",
         set(),
     ),
     "any file": ("from pathlib import Path\nfiles = Path('data').glob('*')\n", {"code-training-files"}),
@@ -235,6 +236,27 @@ def test_a_packed_script_is_read_without_being_run(codec: str, tmp_path: Path) -
     one = next(one for one in result.findings if one.rule == "code-update-first")
     assert "unpacked" in one.sentence
     assert SLOT.splitlines()[(one.line or 0) - 1].strip() == "model(x).backward()"
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_code_around_a_packed_script_is_read_as_well(codec: str, tmp_path: Path) -> None:
+    """It may change the packed source, or unpack it and run something else."""
+    said = "code around its packed source does more than unpack and run it: read it"
+
+    def hidden(script: str, name: str) -> bool:
+        found = review(write_submission(tmp_path / name, None, script)).findings
+        return any(one.rule == "code-hidden" and one.sentence == said for one in found)
+
+    assert not hidden(PACKED[codec], "a")
+    assert hidden(PACKED[codec][:-1] + ".replace(b'pass', b'model(x).backward()'))", "b")
+    decoy = PACKED["lzma"].replace("exec(", "_ = base64.b85decode if 0 else (")
+    assert hidden(f"{decoy}\nexec('')", "c")
+
+
+def test_what_a_packed_string_would_hide_is_found(tmp_path: Path) -> None:
+    honest = base64.b85encode(lzma.compress(random.Random(0).randbytes(4000))).decode()
+    decoy = f"import base64, lzma\nABOUT = base64.b85decode if 0 else {honest!r}\n"
+    assert "code-update-first" in signs(tmp_path, decoy + SLOT)
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,8 @@ def test_other_shards_than_were_hashed_are_found(hashed: str, tmp_path: Path) ->
     passed, evidence = check([*TRAIN[:50], *documents(10, 9)])
     assert passed is False
     assert re.fullmatch(r"\d+ of \d+ documents drawn from the shards were hashed", evidence)
+    unread = SimpleNamespace(documents=60, changed_documents=60)
+    assert check(documents(60, 9), unread)[0] is None, "nothing was found, and nothing could be"
     for changed, expected in ((10, True), (40, None)):
         trip = SimpleNamespace(documents=60, changed_documents=changed)
         assert check([*TRAIN[:50], *documents(10, 9)], trip)[0] is True
