@@ -165,7 +165,8 @@ SIGNS = {
     "no hints": (HINTS.replace("0.75", "0.0"), set()),
     "hints of a number that is no float": ("within_boost = 0x" + "f" * 5000, set()),
     "a line of stars": (
-        "import argparse\nprint('*' * 80)\nprint('*', flush=True)\nx = op == '*'\nargparse.ArgumentParser().add_argument('x', nargs='*')\n",
+        "import argparse\nprint('*' * 80)\nprint('*', flush=True)\nx = op == '*'\n"
+        "argparse.ArgumentParser().add_argument('x', nargs='*')\n",
         set(),
     ),
     "any file": ("from pathlib import Path\nfiles = Path('data').glob('*')\n", {"code-training-files"}),
