@@ -55,6 +55,11 @@ class Size(NamedTuple):
     """Factor by which the rows of hashed tables shrink."""
     rotary: int = 2
     """Least rotary channels of a head, where heads have as many: two of them turn by one frequency."""
+    finer: bool = False
+    """True if steps of rounding that are set in deviations shrink with the root of the width.
+
+    A sum over inputs averages their rounding errors, and the loss by them falls with the width.
+    """
 
     def vocabulary(self, full: int) -> int:
         """Return the size of its vocabulary; with all layers, it grows with the recipe's."""
@@ -64,7 +69,7 @@ class Size(NamedTuple):
 MINI = Size(width=128, depth=0.55, batch=512)
 SCALES = {
     "scale": Size(width=64, depth=1, batch=512, buckets=2),
-    "scale32": Size(width=32, depth=1, batch=192, heads=2, rank=16, buckets=16, rotary=16),
+    "scale32": Size(width=32, depth=1, batch=192, heads=2, rank=16, buckets=16, rotary=16, finer=True),
 }
 """Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
 AT_SCALE = {
@@ -93,6 +98,9 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     diff |= {"train.precision": "float32"}  # which is measured anew on each machine if it is left open
     if isinstance(recipe.train.loader, SequentialStream | PackedDocuments):
         diff["train.loader"] = ShuffledSequences()
+    for rule, quantizer in recipe.pack.quantizers.items() if size.finer else ():
+        if (finer := quantizer.coarser((size.width / recipe.model.width) ** 0.5)) != quantizer:
+            diff[f"pack.quantizers.{rule}"] = finer
     for name in ("weight_decay", "cautious_decay"):
         decays = _of_optimizers(recipe.train, name)
         diff |= {f"train.{path}": _times(decay, size.batch**-0.5) for path, decay in decays.items()}
@@ -121,8 +129,13 @@ def _times(number: Number, factor: float) -> Number:
 
 
 def small_cap(recipe: Recipe, twin: Recipe) -> int:
-    """Return the recipe's cap times the twin's share of its parameters, in bytes."""
-    return recipe.pack.cap_bytes * twin.parameters // recipe.parameters
+    """Return the bytes that hold each of the twin's parameters in as many bits as the recipe's cap does.
+
+    For a twin whose steps of rounding are finer, as many bits more.
+    """
+    size = SCALES[twin.name.removeprefix(f"{recipe.name}_")]
+    more = math.log2(recipe.model.width / size.width) / 2 if size.finer else 0.0
+    return recipe.pack.cap_bytes * twin.parameters // recipe.parameters + int(more * twin.parameters / 8)
 
 
 def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Recipe:
