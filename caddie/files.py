@@ -63,6 +63,7 @@ def making(folder: Path, replaces: bool = False) -> Iterator[Path]:
     partial, old = unfinished(folder), unfinished(folder)
     try:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        _OWN.add(partial)
         try:
             partial.mkdir()
             yield partial
@@ -74,6 +75,7 @@ def making(folder: Path, replaces: bool = False) -> Iterator[Path]:
                 old.rename(folder)
             for left in (partial, old):
                 shutil.rmtree(left, ignore_errors=True)
+            _OWN.discard(partial)
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise UserError(str(error).replace(str(partial), str(folder))) from None
@@ -95,9 +97,9 @@ def staged(folder: Path, staging: Path) -> Iterator[None]:
 
 
 def remove_unfinished() -> None:
-    """Remove the unfinished files of this process, which is about to end without unwinding."""
+    """Remove the unfinished files and folders of this process, which is about to end without unwinding."""
     for temporary in _OWN.copy():
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:

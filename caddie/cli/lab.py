@@ -30,6 +30,8 @@ def report(places: tuple[Path, ...], price: float | None, out: Path | None, as_j
         written = write_runs_report(places, out or Path("runs/report"), price=price)
     elif (places[0] / RESULTS).exists():
         written = write_study_report(places[0], price=price)
+    elif price is not None:
+        raise UserError("--price is for several runs or a study; leave it out")
     else:
         written = [write_report(places[0])]
     tell({"report": str(written[0]), "files": list(map(str, written))}, as_json, "\n".join(map(str, written)))

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from safetensors.torch import save_file
-
 from caddie.errors import UserError, suggest
 from caddie.files import check_new_file, check_writable, making, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.pack.source_bundle import modules_needed
 from caddie.share.html_page import write_page
 from caddie.share.pull import HUB, artifact_file, split_place
+from caddie.train.checkpoint import save_tensors
 
 CODE = ("caddie.share.modeling_caddie", "caddie.share.tokenization_caddie")
 """Modules that transformers is told of; it copies them, and all that they import, where it runs them."""
@@ -54,8 +53,7 @@ def write_model(artifact: Artifact, folder: Path, config: Mapping[str, Any], pre
     Tied weights stand once. The random constants of some models, which an artifact draws anew, are among them.
     """
     tensors = {**artifact.model.state_dict(), **dict(artifact.model.named_buffers())}
-    named = {prefix + name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    save_tensors(folder / "model.safetensors", {prefix + name: one for name, one in tensors.items()}, {"format": "pt"})
     write_json(folder / "config.json", config)
     (folder / "tokenizer.model").write_bytes(artifact.tokenizer.serialize())
 

@@ -229,13 +229,13 @@ def _watch(
     with process.stdout as places:
         for line in places:
             progress.note(f"followed by {kind}; look with: {line.strip()}")
-    if status := process.wait():
+    if (status := process.wait()) and (folder / LOG).is_file():  # without a log the run itself says what failed
         said.seek(0)
         lines = said.read().strip().splitlines() or [f"it ended with status {status}"]
         why = (status < 0 and why_it_died(status)) or lines[-1].removeprefix("caddie: ")
         why = f"took more than {PATIENCE_SECONDS:.0f} s to end" if late.is_set() else why
         again = shlex.join(["caddie", "track", str(folder), "--to", kind])
-        progress.note(f"{kind}: {why}; the run is whole, and `{again}` sends it again")
+        progress.note(f"{kind}: {why}; what the run wrote is whole, and `{again}` sends it again")
 
 
 @contextmanager

@@ -331,6 +331,7 @@ WORDS = [
         lambda b: ["sample", str(b.tiny.artifact), "--temperature", "nan"],
         "'--temperature': nan is not a finite number; see `caddie sample --help`",
     ),
+    Case("price of one run", lambda b: ["report", str(b.tiny.folder), "--price", "2"], "--price is for several runs"),
     Case("price not a number", lambda b: ["report", "none", "--price", "nan"], "'--price': nan is not a finite number"),
     Case(
         "price of a sweep",

@@ -15,7 +15,7 @@ from caddie.data.loaders import CoprimeStride, ShuffledSequences
 from caddie.errors import UserError
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.published import speeds
-from caddie.recipes.shrink import SCALES, mini, scale
+from caddie.recipes.shrink import SCALES, mini, scale, small_cap
 from caddie.run.run import check_recipe
 from caddie.score import DocumentLoRA
 from caddie.train.averaging import ProgressEMA
@@ -120,6 +120,16 @@ def test_the_narrow_twin_keeps_its_rotary_channels() -> None:
     for name in ("partial_rotary", "vocabulary_4096"):
         dims = [find(f"{name}{suffix}").model.block.attention.rope.dims for suffix in ("", "_scale", "_scale32")]
         assert dims == [16, 4, 16], "of a head of 64, 16 and 16 channels"
+
+
+def test_the_narrow_twin_rounds_as_much_finer_as_its_sums_are_shorter() -> None:
+    full, wide, narrow = (find(f"vocabulary_8192{suffix}") for suffix in ("", "_scale", "_scale32"))
+    assert wide.pack == full.pack.but(calibration=wide.pack.calibration)
+    clips = [one.pack.quantizers["matrix"].of.scale.k for one in (full, narrow)]
+    assert clips == [12.85, 12.85 / 4], "a sixteenth of the width"
+    assert find("baseline_scale32").pack.quantizers == find("baseline").pack.quantizers, "its steps are of each row"
+    bits = [8 * small_cap(full, one) / one.parameters for one in (wide, narrow)]
+    assert bits == pytest.approx([8 * 16e6 / full.parameters, 8 * 16e6 / full.parameters + 2], abs=1e-3)
 
 
 def test_a_recipe_without_public_runs_makes_the_steps_of_the_next_one_that_has_some() -> None:

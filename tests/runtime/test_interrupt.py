@@ -22,13 +22,14 @@ signal.signal(signal.SIGTERM, terminate)
 CALL = """
 import lzma, os, sys
 from pathlib import Path
-from caddie.files import replacing
+from caddie.files import making, replacing
 from caddie.runtime.interrupt import ends_on_interrupt
 
 @ends_on_interrupt
 def command():
     data = os.urandom(1 << 26)
-    with replacing(Path("target")) as temporary:
+    with making(Path("folder")) as made, replacing(Path("target")) as temporary:
+        (made / "file").write_bytes(b"half")
         temporary.write_bytes(b"half")
         print("begun", flush=True)
         lzma.compress(data, preset=9)

@@ -204,6 +204,8 @@ def test_safetensors_hold_the_weights_that_are_scored(tiny_run: TinyRun, tmp_pat
         assert torch.equal(model(ids), artifact.model(ids))
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1, "whoever reads one of the files may read the weights"
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS.keys() - {"html"}))

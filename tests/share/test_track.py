@@ -208,9 +208,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         ("pass", "followed by trackio; look with: trackio show --project caddie\n"),
         (
             "raise OSError('the disk is full')",
-            "trackio: trackio failed: the disk is full; the run is whole, and `caddie",
+            "trackio: trackio failed: the disk is full; what the run wrote is whole, and `caddie",
         ),
-        ("time.sleep(600)", "trackio: took more than 5 s to end; the run is whole, and `caddie"),
+        ("time.sleep(600)", "trackio: took more than 5 s to end; what the run wrote is whole, and `caddie"),
     ],
 )
 def test_no_tracker_harms_the_run_that_it_follows(
@@ -270,7 +270,13 @@ def test_a_follower_that_is_killed_is_told_from_a_slow_one(
     run = tmp_path / "my run"
     with track.tracked("wandb", run, progress):
         pass
-    assert notes == [f"wandb: {said}; the run is whole, and `caddie track '{run}' --to wandb` sends it again"]
+    assert notes == [], "nothing was logged, and the run itself says why"
+    run.mkdir()
+    (run / "log.jsonl").touch()
+    with track.tracked("wandb", run, progress):
+        pass
+    again = f"`caddie track '{run}' --to wandb` sends it again"
+    assert notes == [f"wandb: {said}; what the run wrote is whole, and {again}"]
 
 
 # The libraries themselves
