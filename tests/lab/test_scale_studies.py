@@ -84,14 +84,15 @@ def test_a_share_of_the_ones_is_pruned(told: dict[str, Any]) -> None:
 
 
 def test_champion_is_the_last_rung_and_has_the_bytes_of_the_record() -> None:
-    for name, suffix in (("study", "scale32"), ("wider", "scale")):
+    for name, suffix, more in (("study", "scale32", 2), ("wider", "scale", 0)):  # bits of finer steps
         ladder = find_study(f"{STUDIES / 'ladder' / 'study.py'}:{name}")
         assert len(ladder.labels) == 14
         assert (ladder.labels[0], *ladder.labels[-2:]) == (BASE, "ngram_tilt", "champion")
         champion, record = ladder.recipe("champion"), find("ngram_tilt")
         weights = find(f"ngram_tilt_{suffix}").parameters
         assert champion.pack.policy is None, "the code is not counted against so few bytes"
-        assert abs(champion.pack.cap_bytes / weights - 16_000_000 / record.parameters) < 1e-5
+        bytes_each = 16_000_000 / record.parameters + more / 8
+        assert champion.pack.cap_bytes / weights == pytest.approx(bytes_each, abs=1e-5)
         assert champion.model == find(f"ngram_tilt_{suffix}").model, "in the same steps, by better bytes"
         assert ladder.recipe("champion").train == ladder.recipe("ngram_tilt").train
         assert {ladder.recipe(label).pack.policy for label in ladder.labels[:-1]} == {"contest-2026"}
