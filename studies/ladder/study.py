@@ -9,7 +9,8 @@ an eighth of the time to score.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
 champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
-contest's that its size is of the best record: as many bytes for each weight of that record as it has at full size.
+contest's that its size is of the best record: as many bytes for each weight of that record as it has at full size, and
+at width 32 two bits more, as its steps are finer.
 `exclusive_four` and `partial_rotary` take single changes of these rungs back, which stand behind the rung before them.
 `champion` asks of the last two alone, with five random seeds. Its rows are of twins that read documents in the order of
 the text, as their recipes do.

@@ -602,6 +602,11 @@ RUNS = [
     ),
     Case("cap of words", lambda b: ["pack", b.folder("none", None), "cap=small"], "pack.cap_bytes"),
     Case("caps", lambda b: ["pack", b.folder("none", None), "cap=9", "cap=8"], "pack.cap_bytes is set twice"),
+    Case(
+        "policy of another run",
+        lambda b: ["pack", b.folder("none", None), "pack.policy=strict", "cap=900000"],
+        "caddie verify takes the run's own policy for a file beside it; name another by --out FILE",
+    ),
     Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "pack.cap_bytes"),
     Case(
         "compare settings",
