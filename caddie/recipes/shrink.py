@@ -54,7 +54,7 @@ class Size(NamedTuple):
     buckets: int = 1
     """Factor by which the rows of hashed tables shrink."""
     rotary: int = 2
-    """Least rotary channels of a head, where heads have as many: two of them turn by one frequency."""
+    """Least rotary channels of a head, where the recipe's has as many: two of them turn by one frequency."""
     finer: bool = False
     """True if steps of rounding that are set in deviations shrink with the root of the width.
 
@@ -217,9 +217,9 @@ def _twin_block(model: GPT, size: Size, channels: Callable[[int], int]) -> dict[
         diff["attention.heads"] = size.heads
         diff["attention.key_value_heads"] = max(1, size.heads * held.key_value_heads // held.heads)
         if attention.rope.dims:
-            head = size.width // size.heads
-            kept = 2 * round(attention.rope.dims * head / (model.width / held.heads) / 2)
-            diff["attention.rope.dims"] = min(head, max(size.rotary, kept))
+            head, dims = size.width // size.heads, attention.rope.dims
+            share = 2 * round(dims * head / (model.width / held.heads) / 2)
+            diff["attention.rope.dims"] = min(head, max(share, min(size.rotary, dims)))
         if isinstance(attention.rope, NTKRoPE | YaRNRoPE):
             diff["attention.rope.native_length"] = attention.rope.native_length // ROW
             diff["attention.rope.length"] = attention.rope.length // ROW

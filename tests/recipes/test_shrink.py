@@ -120,6 +120,8 @@ def test_the_narrow_twin_keeps_its_rotary_channels() -> None:
     for name in ("partial_rotary", "vocabulary_4096"):
         dims = [find(f"{name}{suffix}").model.block.attention.rope.dims for suffix in ("", "_scale", "_scale32")]
         assert dims == [16, 4, 16], "of a head of 64, 16 and 16 channels"
+    fewer = find("partial_rotary").but({"model.block.attention.rope.dims": 8})
+    assert scale(fewer, "scale32", 1000).model.block.attention.rope.dims == 8
 
 
 def test_the_narrow_twin_rounds_as_much_finer_as_its_sums_are_shorter() -> None:
