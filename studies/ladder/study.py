@@ -11,7 +11,6 @@ The last rung is `champion`, which has no public score. A record's file is as la
 champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
 contest's that its size is of the best record: as many bytes for each weight of that record as it has at full size, and
 at width 32 two bits more, as its steps are finer.
-`exclusive_four` and `partial_rotary` take single changes of these rungs back, which stand behind the rung before them.
 `champion` asks of the last two alone, with five random seeds. Its rows are of twins that read documents in the order of
 the text, as their recipes do.
 
@@ -25,7 +24,6 @@ from itertools import pairwise
 
 from caddie.data.loaders import PackedDocuments
 from caddie.lab.study import BASE, Claim, Entry, ModelledSeconds, Study
-from caddie.model import PlainRoPE
 from caddie.pack.coding import Packed
 from caddie.recipes.catalog import find, shipped
 from caddie.recipes.recipe import Recipe
@@ -48,22 +46,6 @@ RUNGS = (
     "champion",
 )
 RECORD, CHAMPION = RUNGS[-2:]
-RATES = {"train.optimizers.matrix.lr": 0.02, "train.optimizers.embedding.lr": 0.03, "train.optimizers.scalar.lr": 0.02}
-TAKEN_BACK = {
-    "exclusive_four": {
-        "nine layers": {"model.depth": 9, "model.layers": {"5-8": {"attention.xsa": True}}},
-        "no exclusive attention": {"model.layers": {}},
-        "rates of before": RATES,
-        "rows of before": {
-            "train.sequence_length": 128,
-            "score.sequence_length": 128,
-            "model.block.attention.rope": PlainRoPE(),
-        },
-        "no clipping": {"train.clip_norm": None},
-    },
-    "partial_rotary": {"all channels rotary": {"model.block.attention.rope.dims": None}},
-}
-"""Rungs that stand behind the rung before them, and their changes, each taken back alone to find the reason."""
 PRECISIONS = {"scale": "bfloat16", "scale32": "float32"}
 COMPARABLE = {"baseline": 1.2275}
 """Public scores on the contest's current validation text, where a recipe's first one is of another."""
@@ -109,20 +91,7 @@ def ladder(suffix: str, name: str) -> Study:
     )
 
 
-def changes_of(rung: str) -> Study:
-    """Return the study of the changes of a rung that are taken back."""
-    return Study(
-        name=f"ladder-{rung}",
-        why=f"Which of its changes puts {rung} behind the rung before it?",
-        base=twin(rung, "scale32"),
-        entries={label: Entry(diff=diff, kind="taken back") for label, diff in TAKEN_BACK[rung].items()},
-        budget=ModelledSeconds(seconds=600),
-        margin=0.002,
-    )
-
-
 study = ladder("scale32", "ladder")
-exclusive_four, partial_rotary = map(changes_of, TAKEN_BACK)
 wider = ladder("scale", "wider")
 in_order = {"train.loader": PackedDocuments()}
 record = twin(RECORD, "scale").but({**in_order, "pack.coding": Packed(shuffle=True)})  # its coding when rows were made
