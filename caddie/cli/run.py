@@ -254,7 +254,7 @@ def pack(
     with Display(quiet=quiet) as display, nullcontext() if out else locked(folder):
         policy, recipe = recipe.pack.policy, recipe.but(changes := assignments(settings, _pack_setting))
         if recipe.pack.policy != policy and out is None:
-            raise UserError("caddie verify takes the run's own policy for a file beside it; name another by --out FILE")
+            raise UserError("pack.policy is not the run's, by which verify judges files in its folder; add --out FILE")
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
         cap = cap_of_recipe(recipe, metadata)
         if cap.policy:

@@ -21,6 +21,7 @@ from caddie.errors import UserError, suggest
 from caddie.lab.modelled import StepTime, full_name, step_time
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
+from caddie.report.charts import is_finite
 from caddie.train.settings import Train
 
 BASE = "base"
@@ -126,20 +127,16 @@ class Entry:
         """Raise `UserError`, which names the label, for a value that no entry can have."""
         if not isinstance(self.diff, Mapping) or not all(isinstance(path, str) for path in self.diff):
             raise UserError(f"the diff of {label} must be dotted paths to values")
-        if self.step_cost is not None and not (_is_number(self.step_cost) and self.step_cost > 0.0):
+        if self.step_cost is not None and not (is_finite(self.step_cost) and self.step_cost > 0.0):
             raise UserError(f"the step_cost of {label} must be a number above 0, not {self.step_cost!r:.80}")
-        if self.public_score is not None and not _is_number(self.public_score):
+        if self.public_score is not None and not is_finite(self.public_score):
             raise UserError(f"the public_score of {label} must be a number, not {self.public_score!r:.80}")
         claim = self.claim
         if claim is not None and not (isinstance(claim, Claim) and claim.word in get_args(ClaimWord)):
             example = 'Claim(word="better", source="...")'
             raise UserError(f"the claim of {label} must say better, worse or same, not {claim!r:.80}; give {example}")
-        if claim and claim.difference is not None and not _is_number(claim.difference):
+        if claim and claim.difference is not None and not is_finite(claim.difference):
             raise UserError(f"the difference that {label} claims must be a number, not {claim.difference!r:.80}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -605,7 +605,7 @@ RUNS = [
     Case(
         "policy of another run",
         lambda b: ["pack", b.folder("none", None), "pack.policy=strict", "cap=900000"],
-        "caddie verify takes the run's own policy for a file beside it; name another by --out FILE",
+        "pack.policy is not the run's, by which verify judges files in its folder; add --out FILE",
     ),
     Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "pack.cap_bytes"),
     Case(
