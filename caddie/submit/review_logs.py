@@ -110,10 +110,11 @@ def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findi
         return
     line = log.line("validation_tokens")
     charged = {one: size for one in log.scores if (size := _charged_bytes(one, tokens))}
-    size = charged.get(score) if score is not None else None
-    size = size or next(iter(charged.values()), None)
+    size = next((charged[one] for one in charged if score is not None and one.bits == score.bits), None)
     if size is None and score is not None:
-        found.add("score-loss", log.file, "no scoring line has loss and bits per byte to four digits", score.line)
+        said = f"no line has the score {score.bits} with its loss, to four digits both"
+        found.add("score-loss", log.file, said, score.line)
+    size = size or next(iter(charged.values()), None)
     if size is None or _alike(size, CURRENT.bytes):
         return
     if _alike(size, FIRST.bytes):

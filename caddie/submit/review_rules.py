@@ -67,6 +67,8 @@ RULES: Mapping[str, Rule] = {
     "seed-log": Rule("error", README, "each seed has a log"),
     "seed-name": Rule("warning", PRACTICE, "a log is of the seed in its name"),
     "seed-other": Rule("warning", PRACTICE, "logs beside those of the score do not fill up the seeds", None),
+    "seed-copy": Rule("error", PRACTICE, "each seed has a run of its own"),
+    "seed-left-out": Rule("warning", PRACTICE, "every seed of the configuration counts, not the best of them"),
     "configuration": Rule("error", PRACTICE, "all seeds have one configuration", None),
     "configuration-names": Rule("warning", PRACTICE, "the logs of all seeds print the same settings", None),
     "p-value": Rule("note", README, "Welch's one-sided test against the base"),

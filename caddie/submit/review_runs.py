@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import fmean, pstdev, stdev
 
 from caddie.errors import count
@@ -26,6 +26,8 @@ _SETTLED, _SHARED = 1_000, 4
 """First step that is compared, and the least number of steps."""
 _SHOWN = Decimal("0.00005")
 """Half of the last digit that the contest's table shows."""
+_EXACT = 7
+"""Digits after the point in which no two seeds of a merged record agree."""
 _LEAST_DIGITS = 4
 """Digits after the point to which scores are compared at least: JSON drops last zeros, so 1.1 stands for 1.1000."""
 _READING = ("train_batch_tokens", "train_seq_len", "tokenizer_path")
@@ -128,6 +130,7 @@ def _check_agreement(stated: Stated, found: Findings) -> None:
             end = scored.final[-1]
             said = f"seed {seed} ends with {end.bits}, and the JSON lists the seed without its score: add it"
             found.add("score-left-out", scored.file, said, end.line)
+    _check_copies(stated, found)
     for log in logs:
         if log.stated_seed not in (None, log.seed):
             said = f"it states seed {log.stated_seed}, and its name says {log.seed}"
@@ -135,6 +138,23 @@ def _check_agreement(stated: Stated, found: Findings) -> None:
     _check_mean(stated, found)
     _check_sizes(stated, found)
     _check_limits(claims, found)
+
+
+def _check_copies(stated: Stated, found: Findings) -> None:
+    """Check that no log is a copy of another seed's: to the digit, two seeds share few losses and no score."""
+    for a, b in combinations(stated.chosen, 2):
+        shared = [step for step in a.losses if step in b.losses and step > 1]
+        same = [step for step in shared if a.losses[step] == b.losses[step]]
+        one, other = (headline(log, stated.claims) for log in (a, b))
+        if a.seed == b.seed:
+            continue
+        if len(same) >= _SHARED and len(same) > len(shared) / 2:
+            said = f"each of {len(same)} of its {len(shared)} training losses"
+        elif one and other and one.bits == other.bits and decimals(one.bits) >= _EXACT:
+            said = f"its score {one.bits}"
+        else:
+            continue
+        found.add("seed-copy", b.file, f"{said} is that of seed {a.seed} in {a.file}: one run counts once")
 
 
 def _check_sizes(stated: Stated, found: Findings) -> None:
@@ -241,6 +261,11 @@ def _check_configuration(stated: Stated, found: Findings) -> None:
             rule = "configuration" if log in stated.chosen else "seed-other"
             note = rule == "seed-other" and len(stated.claims.seeds) >= _SEEDS
             found.add(rule, log.file, f"unlike {first.file}: {shown}", b[odd[0]][1], note)
+        elif b and log.final and stated.claims.seeds and log.seed not in stated.claims.seeds:
+            said = (
+                f"seed {log.seed} of the same configuration ends with {log.final[-1].bits}, and the JSON leaves it out"
+            )
+            found.add("seed-left-out", log.file, said, log.final[-1].line)
         elif b and log in stated.chosen and (alone := sorted(a.keys() ^ b.keys())):
             said = f"only one of it and {first.file} prints {_some(alone)}: see whether one script wrote both"
             found.add("configuration-names", log.file, said)

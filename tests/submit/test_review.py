@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from submission_folder import SCORES, SCRIPT, TOKENS, score_line, submission, write_submission
+from submission_folder import BYTES_PER_TOKEN_BITS, SCORES, SCRIPT, TOKENS, score_line, submission, write_submission
 
 from caddie.cli import app
 from caddie.errors import UserError
@@ -617,6 +617,44 @@ def test_a_log_without_a_score_and_one_that_cannot_fill_up_the_seeds(tmp_path: P
     )
     log.write_text("\n".join(line for line in log.read_text().splitlines() if "val_bpb" not in line))
     assert found(review(folder), "score-missing").file == log.name
+
+
+def test_a_log_under_two_seeds_is_found_by_its_losses_and_by_its_score(tmp_path: Path) -> None:
+    steps = "".join(f"\nstep:{step}/20000 train_loss: 2.{step}" for step in range(100, 600, 100))
+    replace = {"train_shards: 80": "train_shards: 80" + steps}
+    copied = write_submission(tmp_path / "losses", replace=replace)
+    said = found(review(copied), "seed-copy")
+    assert (said.severity, said.file) == ("error", "train_seed1337.log")
+    assert said.sentence.startswith("each of 6 of its 6 training losses is that of seed")
+
+    one = write_submission(tmp_path / "score", {"val_bpb": 1.1, "seed_results": {"42": {"val_bpb": 1.1}}})
+    assert "seed-copy" not in rules(review(one))
+    text = (one / "train_seed42.log").read_text()
+    (one / "train_seed7.log").write_text(text.replace("seed: 42", "seed: 7"))
+    assert found(review(one), "seed-copy").sentence.startswith("its score 1.10012341 is that of seed 42")
+
+
+def test_a_seed_that_the_json_leaves_out_is_told_unless_it_is_of_another_configuration(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    text = (folder / "train_seed42.log").read_text().replace("seed: 42", "seed: 5").replace("1.10012341", "1.20012341")
+    (folder / "train_seed5.log").write_text(text)
+    said = found(review(folder), "seed-left-out")
+    assert (said.severity, said.file) == ("warning", "train_seed5.log")
+    assert "ends with 1.20012341" in said.sentence
+    (folder / "train_seed5.log").write_text(text.replace("matrix_lr: 0.02", "matrix_lr: 0.03"))
+    assert "seed-left-out" not in rules(review(folder))
+
+
+def test_a_score_line_borrows_no_loss_of_another_score(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    for log in folder.glob("*.log"):
+        log.write_text(re.sub(r"(_exact) val_loss:[\d.]+ ", r"\1 ", log.read_text()))
+    assert rules(review(folder), "warning") == {"score-loss"}
+    for log in folder.glob("*.log"):
+        last = re.findall(r"_exact (val_bpb:[\d.]+)", log.read_text())[-1]
+        lost = float(last.removeprefix("val_bpb:")) * BYTES_PER_TOKEN_BITS
+        log.write_text(log.read_text() + f"final_int6_sliding_window val_loss:{lost:.8f} {last} eval_time:3000ms\n")
+    assert "score-loss" not in rules(review(folder))
 
 
 def test_another_run_beside_enough_seeds_is_worth_a_note(tmp_path: Path) -> None:
