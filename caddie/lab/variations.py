@@ -1,7 +1,8 @@
 """Studies of the variations of one recipe: each of its changes reverted in turn, or every combination of values."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -83,25 +84,14 @@ def _cut(label: str) -> str:
 def read_values(text: str) -> tuple[str, list[object]]:
     """Parse `PATH=V1,V2,...` from a command line; commas inside brackets and quotes belong to a value."""
     path, sign, rest = text.partition("=")
-    pieces = list(_pieces(rest))
-    if not sign or not path or not all(pieces):
+    pieces, depth = [""], 0
+    for token in re.findall(r"\"[^\"]*\"?|'[^']*'?|[^\"']", rest):
+        depth += (token in "([{") - (token in ")]}")
+        if token == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += token
+    values = [piece.strip() for piece in pieces]
+    if not sign or not path or not all(values):
         raise UserError(f"{text!r} names no values; write PATH=V1,V2,...")
-    return path, [parse_value(piece) for piece in pieces]
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Yield the pieces between the commas that are not inside brackets or quotes."""
-    depth, quote, begin = 0, "", 0
-    for index, letter in enumerate(text):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        elif letter == "," and not depth:
-            yield text[begin:index].strip()
-            begin = index + 1
-    yield text[begin:].strip()
+    return path, [parse_value(value) for value in values]
