@@ -291,7 +291,7 @@ class Public(Contender):
         found = compress(
             cast(GPT, model), stored, Pack(cap_bytes=cap), known, lambda _, body: len(container.pack([*head, *body]))
         )
-        container.write(path, [*head, *found.sections])
+        container.write(path, [*head, *found.candidate.sections])
         read = decompress(model.outline(), found.dequantizers, container.read(path).sections)
         _fill(model, {name: read[flat(name)] for name in weights})
         length = self.shape[1]

@@ -13,7 +13,7 @@ from torch import Tensor
 from caddie.config import Config, Count, Range
 from caddie.errors import UserError
 from caddie.model import GPT
-from caddie.model.parameters import assign, declarations
+from caddie.model.parameters import assign
 from caddie.pack import container
 from caddie.pack.artifact import Metadata
 from caddie.pack.calibrate import CalibrationText, TrainingText
@@ -117,31 +117,11 @@ class Pack(Config):
         return any(quantizer.calibrated for quantizer in self.quantizers.values())
 
 
-@dataclass(frozen=True)
-class QuantizedTensor:
-    """One parameter as it was packed."""
+@dataclass(frozen=True, kw_only=True)
+class Compressed(Fitted):
+    """The chosen candidate, its weights in the model's order, and what reads them."""
 
-    name: str
-    role: str
-    shape: tuple[int, ...]
-    quantizer: Quantizer
-    relative_error: float
-    """Frobenius norm of the error over that of the weight."""
-    predicted_loss: float | None
-    """Nats per token that its rounding is expected to cost; None without a calibration."""
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """The weight sections of an artifact, in the model's order."""
-
-    sections: list[Section]
-    tensors: list[QuantizedTensor]
     dequantizers: Dequantizers
-    predicted_loss: float | None
-    """Nats per token that quantization is expected to cost; None without a calibration."""
-    curve: list[tuple[int, float]]
-    """Bytes of the file and predicted loss of the candidates."""
 
 
 def pack(
@@ -154,7 +134,7 @@ def pack(
 ) -> Compressed:
     """Quantize and code the weights, and write the artifact to `path`."""
     compressed = compress(metadata.gpt, weights, config, calibrations, metadata.file_bytes, progress)
-    container.write(path, [*metadata.sections(compressed.dequantizers), *compressed.sections])
+    container.write(path, [*metadata.sections(compressed.dequantizers), *compressed.candidate.sections])
     return compressed
 
 
@@ -172,7 +152,6 @@ def compress(
     """
     keep_freed_memory()
     model = gpt.outline()
-    declared = declarations(model)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for name in sorted(shapes.keys() | weights.keys()):
         if name not in weights or tuple(weights[name].shape) != shapes.get(name):
@@ -199,8 +178,4 @@ def compress(
         dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in replaced}
         dequantizers |= {name: quantizer.dequantizer for name, quantizer in replaced.items()}
         fitted = fit.fit(candidates, quantizers, cap) if fit else Fitted(candidates.make(quantizers))
-    tensors = [
-        QuantizedTensor(name, declared[name].role, shapes[name], one.quantizer, one.relative_error, one.predicted_loss)
-        for name, one in fitted.candidate.weights.items()
-    ]
-    return Compressed(fitted.candidate.sections, tensors, dequantizers, fitted.candidate.predicted_loss, fitted.curve)
+    return Compressed(**vars(fitted), dequantizers=dequantizers)

@@ -19,6 +19,7 @@ from caddie.data.manifest import MANIFEST
 from caddie.errors import count
 from caddie.files import write_json
 from caddie.inference.sample import sample
+from caddie.model.parameters import declarations
 from caddie.pack.artifact import Artifact
 from caddie.pack.compress import Compressed
 from caddie.recipes.catalog import shipped
@@ -51,6 +52,7 @@ def describe_run(
     diff = base.settings.diff(recipe.settings) if base else {}
     compressors, trip = manifest.validation_compressors, manifest.tokenizer.round_trip
     per_nat = bits_per_nat(corpus)
+    roles = declarations(artifact.model)
     needed = [file.stated for file in artifact.parts]
     return {
         "version": VERSION,
@@ -71,16 +73,16 @@ def describe_run(
         "parts": [{**asdict(file.stated), "needed_to_score": file.stated in needed} for file in user_files(recipe)],
         "tensors": [
             {
-                "name": tensor.name,
-                "role": tensor.role,
+                "name": name,
+                "role": roles[name].role,
                 "shape": list(tensor.shape),
                 "quantizer": type(tensor.quantizer).__name__,
-                "bytes": artifact.tensor_bytes[tensor.name],
+                "bytes": artifact.tensor_bytes[name],
                 "parameters": math.prod(tensor.shape),
                 "relative_error": tensor.relative_error,
                 "predicted_bits_per_byte": tensor.predicted_loss and tensor.predicted_loss * per_nat,
             }
-            for tensor in compressed.tensors
+            for name, tensor in compressed.candidate.weights.items()
         ],
         "compression": describe_compression(compressed, artifact, corpus),
         "training": {
@@ -153,13 +155,13 @@ def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Cor
     """Return what quantization is expected to cost at this size and others; None without a calibration."""
     per_nat = bits_per_nat(corpus)
     curve = [{"bytes": size, "bits_per_byte": loss * per_nat} for size, loss in compressed.curve]
-    loss, slope = compressed.predicted_loss, _decline(compressed.curve, artifact.file_bytes)
+    loss, slope = compressed.candidate.predicted_loss, _decline(compressed.curve, artifact.file_bytes)
     step = min(10 ** (len(str(artifact.file_bytes // 2)) - 1), 1_000_000)
     more = fewer = None
     if loss and slope is not None:
         more, fewer = (loss * per_nat * math.expm1(min(-slope * change, 50.0)) for change in (step, -step))
     return {
-        "bits_per_weight": 8 * artifact.ledger["weights"] / sum(math.prod(t.shape) for t in compressed.tensors),
+        "bits_per_weight": 8 * artifact.ledger["weights"] / sum(one.numel() for one in artifact.model.parameters()),
         "predicted_bits_per_byte": loss and loss * per_nat,
         "curve": curve,
         "step_bytes": step,

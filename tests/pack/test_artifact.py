@@ -58,7 +58,7 @@ def test_weights_come_back_as_their_quantizers_say(
     fitted = recipe.pack.but(fit=FillCap(), cap_bytes=4000, coding=Packed(codec=Brotli()))
     again = tmp_path / "again"
     found = pack(metadata_of(recipe, 1337, corpus), trained, fitted, again, known)
-    quantizers = {tensor.name: tensor.quantizer for tensor in found.tensors}
+    quantizers = {name: one.quantizer for name, one in found.candidate.weights.items()}
     assert {type(quantizer).__name__ for quantizer in quantizers.values()} == {"Waterfilling", "Float16"}
     assert quantizers != assign(recipe.pack.quantizers, packed.model, "pack.quantizers"), "nothing was fitted"
     changed = 0

@@ -76,7 +76,7 @@ def made(calibrated: bool = True, gpt: GPT = GPT_SMALL, **settings: Any) -> Comp
 
 def sections_of(compressed: Compressed) -> dict[str, bytes]:
     """The sections, once through a file's bytes."""
-    return container.unpack(container.pack([Section("config", b"{}"), *compressed.sections])).sections
+    return container.unpack(container.pack([Section("config", b"{}"), *compressed.candidate.sections])).sections
 
 
 def read(compressed: Compressed, gpt: GPT = GPT_SMALL) -> dict[str, Tensor]:
@@ -91,21 +91,22 @@ def read(compressed: Compressed, gpt: GPT = GPT_SMALL) -> dict[str, Tensor]:
 def test_mixed_quantizers_come_back_to_the_bit(coding: Packed | EntropyModel, calibrated: bool) -> None:
     compressed = made(calibrated, quantizers=MIXED, coding=coding)
     back, told = read(compressed), known() if calibrated else {}
-    assert [tensor.name for tensor in compressed.tensors] == list(weights()), "in the model's order"
-    assert [section.name for section in compressed.sections] == [PREFIX + name for name in weights()]
+    assert list(compressed.candidate.weights) == list(weights()), "in the model's order"
+    assert [section.name for section in compressed.candidate.sections] == [PREFIX + name for name in weights()]
     assert back.keys() == weights().keys()
-    for tensor in compressed.tensors:
-        weight = weights()[tensor.name]
-        arrays = tensor.quantizer.quantize(weight, told.get(tensor.name, Calibration()))
-        assert torch.equal(back[tensor.name], tensor.quantizer.dequantize(arrays, tensor.shape)), tensor.name
-        error = float((back[tensor.name] - weight).norm() / weight.norm())
+    stored = compressed.candidate.weights
+    for name, tensor in stored.items():
+        weight = weights()[name]
+        arrays = tensor.quantizer.quantize(weight, told.get(name, Calibration()))
+        assert torch.equal(back[name], tensor.quantizer.dequantize(arrays, tensor.shape)), name
+        error = float((back[name] - weight).norm() / weight.norm())
         assert tensor.relative_error == pytest.approx(error, rel=1e-5)
         assert (tensor.predicted_loss is not None) == calibrated
-    kinds = {tensor.name: type(tensor.quantizer).__name__ for tensor in compressed.tensors}
+    kinds = {name: type(tensor.quantizer).__name__ for name, tensor in stored.items()}
     assert {kinds[QUERY], kinds[UP], kinds["embedding.weight"]} == {"Rotated", "LowRank", "Waterfilling"}
     assert len(set(kinds.values())) == 7
-    losses = [tensor.predicted_loss for tensor in compressed.tensors if tensor.predicted_loss is not None]
-    assert compressed.predicted_loss == (pytest.approx(sum(losses)) if calibrated else None)
+    losses = [tensor.predicted_loss for tensor in stored.values() if tensor.predicted_loss is not None]
+    assert compressed.candidate.predicted_loss == (pytest.approx(sum(losses)) if calibrated else None)
     assert compressed.curve == []
 
 
@@ -126,8 +127,11 @@ def test_the_readers_are_all_that_is_needed_to_read() -> None:
 def test_the_same_weights_give_the_same_bytes() -> None:
     for settings in ({}, {"quantizers": MIXED}, {"correction": Correction()}):
         first, second = made(**settings), made(**settings)
-        assert [(s.name, s.data) for s in first.sections] == [(s.name, s.data) for s in second.sections]
-        assert first.tensors == second.tensors
+        stored, again = (
+            [(s.section.name, s.section.data, s.quantizer, s.relative_error, s.predicted_loss) for s in found]
+            for found in (first.candidate.weights.values(), second.candidate.weights.values())
+        )
+        assert stored == again
 
 
 def test_weights_in_other_formats_and_places_of_memory() -> None:
@@ -135,7 +139,7 @@ def test_weights_in_other_formats_and_places_of_memory() -> None:
     turned = {name: weight.mT.contiguous().mT if weight.ndim > 1 else weight for name, weight in weights().items()}
     odd = {name: torch.nn.Parameter(weight.double()) for name, weight in reversed(turned.items())}
     again = compress(GPT_SMALL, odd, Pack(quantizers=PLAIN, coding=QUICK, fit=None))
-    assert [(s.name, s.data) for s in plain.sections] == [(s.name, s.data) for s in again.sections]
+    assert [(s.name, s.data) for s in plain.candidate.sections] == [(s.name, s.data) for s in again.candidate.sections]
 
 
 # What is asked
@@ -143,11 +147,11 @@ def test_weights_in_other_formats_and_places_of_memory() -> None:
 
 def test_a_calibration_is_used_only_by_quantizers_that_ask_for_it() -> None:
     plain = Pack(quantizers=PLAIN, coding=QUICK, fit=None)
-    unused, none = (compress(GPT_SMALL, weights(), plain, given) for given in (known(), {}))
+    unused, none = (compress(GPT_SMALL, weights(), plain, given).candidate for given in (known(), {}))
     assert unused.predicted_loss is None
     assert [section.data for section in unused.sections] == [section.data for section in none.sections]
     asked = compress(GPT_SMALL, weights(), plain.but({"quantizers": {**PLAIN, QUERY: Gptq()}}), known())
-    assert asked.predicted_loss is not None
+    assert asked.candidate.predicted_loss is not None
 
 
 def test_progress_gets_every_candidate() -> None:
@@ -171,10 +175,10 @@ def test_the_size_is_that_of_the_file_with_its_readers() -> None:
     compressed = compress(GPT_SMALL, weights(), config, known(), size)
     assert seen[-1][0] == compressed.dequantizers
     assert sum("weight" in rule for rule in compressed.dequantizers) == 1
-    assert compressed.sections in [sections for _, sections in seen]
-    chosen = 500 + sum(len(section.data) for section in compressed.sections)
+    assert compressed.candidate.sections in [sections for _, sections in seen]
+    chosen = 500 + sum(len(section.data) for section in compressed.candidate.sections)
     assert chosen <= 3_500
-    assert (chosen, compressed.predicted_loss) in compressed.curve
+    assert (chosen, compressed.candidate.predicted_loss) in compressed.curve
 
 
 @pytest.mark.long
@@ -189,10 +193,13 @@ def test_the_default_fills_the_cap() -> None:
         return len(container.pack(sections))
 
     compressed = compress(gpt, weights(gpt), Pack(coding=QUICK, cap_bytes=70_000), calibrations, whole)
-    size = len(container.pack(compressed.sections))
+    size = len(container.pack(compressed.candidate.sections))
     assert CLOSE * 70_000 <= size <= 70_000
-    assert (size, compressed.predicted_loss) in compressed.curve
-    assert math.isclose(sum(t.predicted_loss or 0.0 for t in compressed.tensors), compressed.predicted_loss or 0.0)
+    assert (size, compressed.candidate.predicted_loss) in compressed.curve
+    assert math.isclose(
+        sum(t.predicted_loss or 0.0 for t in compressed.candidate.weights.values()),
+        compressed.candidate.predicted_loss or 0.0,
+    )
 
 
 # Corrections
@@ -205,7 +212,7 @@ def test_the_matrices_of_the_largest_error_are_corrected() -> None:
     largest = sorted(errors, key=lambda name: -errors[name])[:3]
     assert {UP, QUERY} & set(largest)
     found = made(quantizers={**PLAIN, UP: Rows(bits=2), QUERY: Rows(bits=2)}, correction=Correction(matrices=3, rank=2))
-    kinds = {tensor.name: tensor.quantizer for tensor in found.tensors}
+    kinds = {name: one.quantizer for name, one in found.candidate.weights.items()}
     assert {name for name, quantizer in kinds.items() if isinstance(quantizer, LowRank)} == set(largest)
     assert kinds[UP] in (LowRank(of=Rows(bits=2), rank=2), Rows(bits=2))
     after = read(found)
@@ -237,7 +244,7 @@ def test_a_correction_is_read_whatever_rules_come_before() -> None:
     """A rule by name may stand before that of a role, which then wins: the correction must win over both."""
     quantizers = {UP: Rows(bits=2), **PLAIN}
     compressed = made(quantizers=quantizers, correction=Correction(matrices=20, rank=1))
-    assert next(t.quantizer for t in compressed.tensors if t.name == UP) == LowRank(of=Rows(bits=4), rank=1)
+    assert compressed.candidate.weights[UP].quantizer == LowRank(of=Rows(bits=4), rank=1)
     assert read(compressed)[UP].shape == weights()[UP].shape
     assert made(quantizers={**PLAIN, UP: LowRank()}, correction=Correction()).dequantizers[UP] == LowRank().dequantizer
 
@@ -292,7 +299,7 @@ def coded(array: np.ndarray) -> bytes:
 )
 def test_what_does_not_fit_the_model_is_not_read(edit: Any, says: str) -> None:
     compressed = made(quantizers=PLAIN)
-    sections = {section.name: section.data for section in compressed.sections}
+    sections = {section.name: section.data for section in compressed.candidate.sections}
     edit(sections)
     with pytest.raises(UserError, match=says):
         decompress(GPT_SMALL.outline(), compressed.dequantizers, sections)

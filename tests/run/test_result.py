@@ -5,7 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from run_folder import make_result
+from torch import nn
 
 from caddie.run.result import describe_compression, rounding_loss
 from caddie.run.stages import bits_per_nat
@@ -16,10 +18,10 @@ PER_NAT = 0.4 / math.log(2)
 
 
 def describe(loss: float | None, curve: list[tuple[int, float]], file_bytes: int = 300_000) -> dict[str, Any]:
-    compressed: Any = SimpleNamespace(
-        predicted_loss=loss, curve=curve, tensors=[SimpleNamespace(shape=(100, 300)), SimpleNamespace(shape=(50,))]
-    )
-    artifact: Any = SimpleNamespace(file_bytes=file_bytes, ledger={"weights": 15_025, "tokenizer": 7})
+    compressed: Any = SimpleNamespace(candidate=SimpleNamespace(predicted_loss=loss), curve=curve)
+    model = nn.ParameterDict({"matrix": torch.zeros(100, 300), "gains": torch.zeros(50)})
+    ledger = {"weights": 15_025, "tokenizer": 7}
+    artifact: Any = SimpleNamespace(file_bytes=file_bytes, ledger=ledger, model=model)
     return describe_compression(compressed, artifact, CORPUS)
 
 

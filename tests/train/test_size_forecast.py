@@ -90,7 +90,7 @@ def test_the_size_is_within_two_percent(settings: Pack) -> None:
     weights = trained_like(SMALL)
     forecaster = Forecaster(SMALL, settings, file_bytes)
     found = compress(SMALL, weights, settings, size=file_bytes)
-    real = file_bytes(found.dequantizers, found.sections)
+    real = file_bytes(found.dequantizers, found.candidate.sections)
     exact = forecaster.forecast(weights, anew=True).file_bytes
     by_entropy = forecaster.forecast(weights).file_bytes
     print(f"real {real:,}, coded {exact / real - 1:+.3%}, by entropy {by_entropy / real - 1:+.3%}")
@@ -237,7 +237,7 @@ def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
     forecasts = [event for event in events if event["event"] == "forecast"]
     assert [forecasts[0]["progress"], forecasts[-1]["progress"]] == [0.0, 1.0]
     found = compress(TINY, trained.weights, settings, size=file_bytes)
-    real = file_bytes(found.dequantizers, found.sections)
+    real = file_bytes(found.dequantizers, found.candidate.sections)
     assert forecasts[-1]["file_bytes"] == pytest.approx(real, rel=0.02)
     assert forecasts[-1]["gap"] > 0
     (note,) = [event["text"] for event in events if event["event"] == "note"]
