@@ -239,7 +239,7 @@ class Model(Part):
             context.values = self.value_embedding.by_layer(context)
         x = self._run_blocks(x, context, stage, last if last and last < ids.shape[1] else None)
         head = self.head if capped else self.head.uncapped
-        return head(x if last is None else x[:, x.shape[1] - last :], self.embedding)
+        return head(x if last is None else x[:, max(0, x.shape[1] - last) :], self.embedding)
 
     def _run_blocks(self, x: Tensor, context: Context, stage: int, last: int | None) -> Tensor:
         """Return the stream after all layers in the order of `stage`, or its `last` positions alone."""

@@ -177,7 +177,8 @@ def cross_entropy(
     A target that is no id gives NaN; the reference raises.
     """
     number = FORMS[None if cap is None else form]
+    others, weights = (each if each is None else each.contiguous() for each in (others, weights))
     objective, entropies = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits, targets, others, weights, cap or 1.0, number, z_loss
+        logits, targets.contiguous(), others, weights, cap or 1.0, number, z_loss
     )
     return objective, entropies

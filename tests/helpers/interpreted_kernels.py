@@ -89,6 +89,11 @@ def test_cross_entropy_at_its_edges() -> None:
         strided = random(6, 10).mT
         found = ops.cross_entropy(strided, torch.arange(10) % 6, 3.0)[0]
     torch.testing.assert_close(found, plain.cross_entropy(strided, torch.arange(10) % 6, 3.0)[0])
+    columns = (torch.arange(30) * 7 % 6).reshape(10, 3)
+    second = columns[:, 1], random(10, 2)[:, 1].abs()
+    with use_implementations(cross_entropy="Triton"):
+        found = ops.cross_entropy(strided, columns[:, 0], 3.0, "tanh", 0.2, *second)[0]
+    torch.testing.assert_close(found, plain.cross_entropy(strided, columns[:, 0], 3.0, "tanh", 0.2, *second)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -307,9 +307,9 @@ def test_pieces_are_the_whole_forward(name: str) -> None:
 @torch.no_grad()
 def test_the_last_logits_alone_are_the_last_logits(name: str) -> None:
     model, ids, starts, whole = random_model(name), some_ids(), some_starts(), whole_forward(name)
-    for last in (9, 1, 0):
+    for last in (LENGTH + 3, LENGTH, 9, 1, 0):
         found = model(ids, starts, torch.float64, last=last)
-        torch.testing.assert_close(found, whole[:, LENGTH - last :], rtol=0, atol=1e-10)
+        torch.testing.assert_close(found, whole[:, max(0, LENGTH - last) :], rtol=0, atol=1e-10)
     cache = Cache()
     model(ids[:, :11], starts[:, :11], torch.float64, last=1, cache=cache)
     found = model(ids[:, 11:], starts[:, 11:], torch.float64, last=3, cache=cache)
