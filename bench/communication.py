@@ -8,7 +8,7 @@ H100 and H200) and a network card of 400 Gb/s for each GPU. Real rates are lower
 tensors, and every operation takes some 10 to 50 microseconds to start.
 """
 
-import sys
+import argparse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,7 +114,11 @@ CLUSTERS = (Cluster(1, 1), Cluster(1, 2), Cluster(1, 4), Cluster(1, 8), Cluster(
 
 def main() -> None:
     """Print a table for one recipe."""
-    name, *settings = sys.argv[1:] or ["baseline"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="baseline", metavar="RECIPE")
+    parser.add_argument("settings", nargs="*", default=[], metavar="PATH=VALUE")
+    asked = parser.parse_args()
+    name, settings = asked.recipe, asked.settings
     recipe = find(name).but(dict(map(parse_assignment, settings)))
     whats = [what for what, sent in sent_bytes(exchanges(recipe.model, recipe.train, 2), 2).items() if sent > 1000]
     rows = []

@@ -6,8 +6,8 @@ The gradients are those of RECIPE's optimizers but for Muon, as zeros. Ten round
 least mean of a round is printed. Needs two free cores; a GPU is not used.
 """
 
+import argparse
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -73,7 +73,9 @@ def measure(rank: int, store: str, name: str) -> None:
 
 def main() -> None:
     """Start the two processes."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "baseline"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="baseline", type=lambda name: find(name).name, metavar="RECIPE")
+    name = parser.parse_args().recipe
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         processes = [context.Process(target=measure, args=(rank, f"{folder}/store", name)) for rank in range(2)]
@@ -81,6 +83,8 @@ def main() -> None:
             process.start()
         for process in processes:
             process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

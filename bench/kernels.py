@@ -9,9 +9,9 @@ kernels. On a CPU then the products of float32 that scoring makes, beside PyTorc
 `gram_kernels.py` beside this file included, which the program never takes.
 """
 
+import argparse
 import importlib
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +27,7 @@ from caddie.model import mlp
 from caddie.ops import IMPLEMENTATIONS, choose, linear, plain, use_implementations
 from caddie.ops.dispatch import implementation
 from caddie.recipes.catalog import find
+from caddie.recipes.recipe import Recipe
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim import muon
 from caddie.train.trainer import Trainer
@@ -173,9 +174,8 @@ def products() -> None:
         )
 
 
-def steps(name: str) -> None:
+def steps(recipe: Recipe) -> None:
     """Training steps with all references, with what is chosen, and with each kernel alone."""
-    recipe = find(name)
     variants: dict[str, dict[str, str]] = {"references": REFERENCES, "chosen": {}}
     for operation in (*IMPLEMENTATIONS, *(CANDIDATES if GPU else ())):
         if (fused := "Triton" if GPU else "manual") in names(operation):
@@ -202,20 +202,23 @@ def steps(name: str) -> None:
         for variant, spent in best.items():
             label = str(dtype).removeprefix("torch.")
             print(
-                f"{name} {label:8} {variant:24} {spent:9.2f} ms a step, {best['references'] / spent:.3f} times",
+                f"{recipe.name} {label:8} {variant:24} {spent:9.2f} ms a step, {best['references'] / spent:.3f} times",
                 flush=True,
             )
 
 
 def main() -> None:
     """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="baseline_mini", type=find, metavar="RECIPE")
+    recipe = parser.parse_args().recipe
     if not GPU:
         torch.set_num_threads(1)
     print(f"{torch.cuda.get_device_name() if GPU else 'one CPU thread'}, torch {torch.__version__}")
     compare()
     if not GPU:
         products()
-    steps(sys.argv[1] if len(sys.argv) > 1 else "baseline_mini")
+    steps(recipe)
 
 
 if __name__ == "__main__":

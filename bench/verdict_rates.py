@@ -8,6 +8,7 @@ that the second gives to a difference. 299 documents of log-normal length and St
 everything that belongs to a document: as unequal and as heavy-tailed as what was measured on web text.
 """
 
+import argparse
 import math
 from collections.abc import Iterator
 
@@ -68,6 +69,7 @@ def rates(seeds: int, ratio: float, trials: int, effect: float = 0.0, level: flo
 
 def main(trials: int = 2000) -> None:
     """Print the table: nothing differs, and a difference of five standard errors."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"p < 0.05, percent of {trials:,}; in brackets where the difference is five standard errors")
     print(f"{'seeds':>5} {'ratio':>5}  " + "  ".join(f"{name:>19}" for name in METHODS))
     for seeds in (2, 3, 5):
