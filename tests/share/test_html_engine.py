@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import zlib
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 import wasm
 from browser import Browser
+from sentencepiece import SentencePieceTrainer
 
 from caddie.data.tokenizers import (
     ByteTokenizer,
@@ -54,7 +56,7 @@ TEXTS = (
         "👩‍👩‍👧 🇩🇪 n\u0303 \u00a0wide\u3000",
         "\ue001mark\ue004",
     ),
-    *("x" * 300, "ab\u200bcd \ufeffbom", "\n\n\n   \t", "ＦＵＬＬ ｶﾀｶﾅ", DOCUMENTS[0][:3000].decode()),
+    *("x" * 300, "\x7f", "ab\u200bcd \ufeffbom", "\n\n\n   \t", "ＦＵＬＬ ｶﾀｶﾅ", DOCUMENTS[0][:3000].decode()),
 )
 
 MARKED = ("\ufeffimport os\n\ufeff# coding\nprint('\ufeff')\n" * 50).encode()
@@ -262,6 +264,30 @@ def test_tokenizers_of_the_contest(size: int, engine: Browser, request: pytest.F
     if not path.exists():
         pytest.skip(f"no {path.name}")
     held_alike(SentencePieceTokenizer(path.read_bytes()), engine)
+
+
+def trained(**settings: Any) -> SentencePieceTokenizer:
+    """A SentencePiece model with settings that the program's own training leaves alone."""
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(DOCUMENTS[0].decode().splitlines()),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=400,
+        byte_fallback=True,
+        minloglevel=2,
+        **settings,
+    )
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def test_settings_of_sentencepiece(engine: Browser) -> None:
+    held_alike(trained(remove_extra_whitespaces=False), engine)
+    assert not engine.run("tokens.note")
+    for settings in ({"treat_whitespace_as_suffix": True}, {"user_defined_symbols": ["  "]}):
+        data = b64(trained(**settings).serialize())
+        engine.run(f"globalThis.tokens = openTokenizer('sentencepiece', decodeBase64('{data}'), {{ bos: 1 }}); 1")
+        assert engine.run("tokens.note.includes('upper bound')"), settings
 
 
 def test_pieces_of_another_library_are_cut_by_length(engine: Browser) -> None:

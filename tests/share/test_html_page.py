@@ -317,6 +317,22 @@ def test_a_text_is_shown_however_long_it_is(page: Path, browser: Browser) -> Non
     assert browser.run("[at('map').given, at('map').children.length, at('map').textContent]") == [1, 3, "aaa"]
 
 
+def test_no_text_is_told_before_the_last_was_shown(page: Path, browser: Browser) -> None:
+    without_motion(browser)
+    opened(browser, page)
+    browser.run("globalThis.post = worker.postMessage.bind(worker); globalThis.texts = 0; 1")
+    browser.run("worker.postMessage = (message) => message.verb === 'seen' || post(message); 1")
+    browser.run("worker.onmessage = (event) => { texts += 'told' in event.data; answered(event); }; 1")
+    browser.run("document.getElementById('tokens').value = 3000; document.getElementById('top').value = 1")
+    browser.click("#go")
+    browser.until("document.getElementById('go').disabled", False)
+    assert browser.run("texts") <= 1, "of some hundred that there would be"
+    browser.run("worker.postMessage = post; texts = 0; 1")
+    browser.click("#go")
+    browser.until("document.getElementById('go').disabled", False)
+    assert browser.run("texts") > 1
+
+
 def test_what_it_cannot_run_is_named(tmp_path: Path) -> None:
     gpt = TINY.but({"vocabulary": BYTES.vocabulary, "block.mlp.linear": RandomMap(rank=2)})
     made = write_artifact(tmp_path / "a.caddie", gpt)

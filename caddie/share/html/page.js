@@ -33,6 +33,7 @@ function answered({ data: { number, told, value, error, damaged } }) {
   const one = waiting.get(number);
   if (told !== undefined) {
     one.told(told);
+    worker.postMessage({ verb: "seen" }); // the next of its texts may come: drawing a long one takes a while
     return;
   }
   waiting.delete(number);

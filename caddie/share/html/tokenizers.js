@@ -122,7 +122,9 @@ class SentencePiece extends Pieces {
     this.lossless = this.normalizer.identity && list.filter(({ type }) => type === BYTE).length === 256;
     // Without a piece for it, a space would fall back to the three bytes of the mark.
     this.raw = list.some(({ piece }) => piece === MARK) ? /([\0\u2581]+)/ : /([ \0\u2581]+)/;
-    if (trainer[3] !== 2) {
+    // Neither unigrams, nor spaces behind words (24), nor spaces that belong to a symbol and are collapsed.
+    const apart = this.normalizer.collapses && defined.some((symbol) => symbol.includes(" "));
+    if (trainer[3] !== 2 || trainer[24] || apart) {
       const longest = new LongestPieces(this.pieces, bos);
       this.note = longest.note;
       this.encode = (given) => longest.encode(given);
@@ -257,10 +259,10 @@ class Normalizer {
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(joined(parts));
   }
 
-  apply(text, symbols) {
-    text = this.replaced(text, symbols);
+  apply(given, symbols) {
+    let text = this.replaced(given, symbols);
     if (this.collapses) text = text.replace(/^ +| +$/g, "").replace(/ +/g, " ");
-    if (!text) return text;
+    if (!given || (this.collapses && !text)) return "";
     return (this.prefix ? " " + text : text).replaceAll(" ", MARK);
   }
 }

@@ -30,6 +30,7 @@ function uniform(seed) {
 
 let model, tokenizer;
 let stopped = false;
+let seen = true; // the page has drawn what it was told last
 
 async function open({ artifact, engine: module, words, header }, tell) {
   const engine = await Engine.open(decodeBase64(module), await inflate(decodeBase64(words), header.word_bytes));
@@ -71,6 +72,7 @@ function chosen(found, { temperature, topK }, draw) {
 // Continue a prompt, as `caddie sample` does: a full window begins anew, half full.
 async function write({ prompt, tokens, seed, ...settings }, tell) {
   stopped = false;
+  seen = true;
   const ids = [model.program.bos, ...tokenizer.encode(prompt)], given = ids.length, draw = uniform(seed);
   let unread = ids.slice(-model.length), began = performance.now(), drawn = 0;
   model.reset();
@@ -86,7 +88,10 @@ async function write({ prompt, tokens, seed, ...settings }, tell) {
     unread = [id];
     if (performance.now() - drawn > 15) {
       drawn = performance.now();
-      tell(written(ids, given, began));
+      if (seen) {
+        seen = false;
+        tell(written(ids, given, began));
+      }
       await turn();
     }
   }
@@ -141,8 +146,9 @@ function surprise(row, target) {
 const VERBS = { open, logits, write, score, encode: ({ text }) => tokenizer.encode(text) };
 
 self.onmessage = async ({ data: { number, verb, settings } }) => {
-  if (verb === "stop") {
-    stopped = true;
+  if (verb === "stop" || verb === "seen") {
+    stopped ||= verb === "stop";
+    seen ||= verb === "seen";
     return;
   }
   try {
