@@ -73,8 +73,12 @@ function tell(element, text) {
 
 // Numbers for people
 
+const formats = new Map(); // digits after the point: a formatter, since making one takes far longer than using it
+
 function digits(value, count) {
-  return value.toLocaleString("en-US", { minimumFractionDigits: count, maximumFractionDigits: count });
+  const range = { minimumFractionDigits: count, maximumFractionDigits: count };
+  if (!formats.has(count)) formats.set(count, new Intl.NumberFormat("en-US", range));
+  return formats.get(count).format(value);
 }
 
 function number(value, count) {
@@ -379,9 +383,12 @@ function plot(runs) {
   const heights = settled.length ? settled : curves.flatMap((curve) => curve.y);
   const [unit, name] = across(longest);
   const width = find("plot").clientWidth, height = width < 600 ? 256 : 320;
-  const box = { left: 44, right: width - 24, top: 8, bottom: height - 40 };
-  const up = ticks(Math.min(...heights), Math.max(...heights), 5);
-  const low = Math.min(up[0], ...heights), high = Math.max(up.at(-1), ...heights);
+  // Not `Math.min(...heights)`: a hundred thousand arguments are too many.
+  const [least, most] = heights.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [Infinity, -Infinity]);
+  const up = ticks(least, most, 5);
+  const low = Math.min(up[0], least), high = Math.max(up.at(-1), most);
+  const widest = Math.max(...up.map((value) => String(value).length));
+  const box = { left: Math.max(44, 16 + 7 * widest), right: width - 24, top: 8, bottom: height - 40 };
   const placeX = (x) => box.left + ((box.right - box.left) * x) / longest;
   const placeY = (y) => box.bottom - ((box.bottom - box.top) * (y - low)) / (high - low || 1);
 
@@ -474,8 +481,11 @@ async function refresh() {
 }
 
 async function keepLooking() {
-  if (!document.hidden) await refresh();
-  setTimeout(keepLooking, EVERY_MS);
+  try {
+    if (!document.hidden) await refresh();
+  } finally {
+    setTimeout(keepLooking, EVERY_MS);
+  }
 }
 
 function begin() {

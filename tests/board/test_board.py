@@ -631,6 +631,31 @@ def test_the_axis_of_a_short_run_has_whole_figures(served: Board, root: Path, br
 
 
 @pytest.mark.long
+def test_an_error_while_drawing_does_not_stop_the_looks(served: Board, root: Path, browser: Browser) -> None:
+    write(root / "a", recipe=recipe(), log=lines(5))
+    browser.open(f"{served.url}#run=a")
+    browser.until(LINES, 1)
+    browser.run("globalThis.looks = 0; globalThis.asked = fetch; fetch = (...of) => (looks++, asked(...of)); 1")
+    browser.run("plot = () => { throw new Error('no room'); }; 1")
+    write(root / "a", log=lines(9))
+    browser.until("looks > 3")
+
+
+@pytest.mark.long
+def test_many_long_curves_are_drawn_at_once(served: Board, root: Path, browser: Browser) -> None:
+    write(root / "a", log=lines(60, loss=3.0012))
+    browser.open(f"{served.url}#run=a")
+    browser.until(LINES, 1)
+    browser.run("globalThis.x = [...Array(500).keys()]; globalThis.known = details.get('a'); 1")
+    curve = "{ step: x, seconds: x, loss: x.map((at) => 3.00122 - at * 4e-8) }"
+    browser.run(f"plot(Array.from({{ length: 300 }}, () => ({{ ...known, curve: {curve} }}))); 1")
+    assert browser.run(LINES) == 300
+    left = "document.getElementById('plot').getBoundingClientRect().left"
+    labels = "[...document.querySelectorAll('#plot .up')]"
+    assert browser.run(f"{labels}.every((one) => one.getBoundingClientRect().left >= {left})"), "none is cut off"
+
+
+@pytest.mark.long
 def test_a_report_hands_out_its_numbers(served: Board, root: Path, browser: Browser, tmp_path: Path) -> None:
     write_report(write_run(root / "a", make_result(), make_events()))
     browser.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
