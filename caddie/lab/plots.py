@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from caddie.errors import count
 from caddie.report.charts import (
     Drawing,
     Tick,
@@ -128,7 +129,7 @@ def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Draw
     """
     if not found:
         return None
-    last = max(curve[-1][0] for curve in found.values())
+    last, digits = max(curve[-1][0] for curve in found.values()), 1 if unit == "seconds" else 0
     lowest = min(low for curve in found.values() for _, _, low, _ in curve)
     settled = sorted(max(mean for x, mean, *_ in curve if x >= SETTLED * curve[-1][0]) for curve in found.values())
     middle = median(settled)
@@ -137,12 +138,12 @@ def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Draw
         _line(label, colored.index(label) if label in colored else None, curve, lambda x: percent(x, 0.0, last), up)
         for label, curve in found.items()
     ]
-    across = time_ticks(last, 5) if unit == "seconds" else [(tick, f"{tick:,g}") for tick in nice_ticks(0, last, 6)]
+    across = time_ticks(last, 5) if unit == "seconds" else [(tick, f"{tick:,.10g}") for tick in nice_ticks(0, last, 6)]
     return Drawing(
         lines=sorted(lines, key=lambda line: -COLORS if line.color is None else -line.color),
         **upward((height(value, up) / 10, f"{value:g}") for value in up),
         across=[Tick(percent(at, 0.0, last), label) for at, label in across if at <= last],
-        summary=f"{len(found)} labels, up to {last:,.4g} {unit}.",
+        summary=f"{count(len(found), 'label')}, up to {last:,.{digits}f} {unit}.",
     )
 
 

@@ -116,7 +116,7 @@ def number(value: float | None, form: str) -> str | None:
     """Format `value`; None if it was not measured, and `not finite` for infinities and NaN."""
     if value is None:
         return None
-    return format(int(value) if form.endswith("d") else value, form) if math.isfinite(value) else "not finite"
+    return format(round(value) if form.endswith("d") else value, form) if math.isfinite(value) else "not finite"
 
 
 def setting(value: object) -> str:

@@ -774,6 +774,19 @@ def test_two_hundred_entries() -> None:
     assert [line.label for line in drawn.lines[-5:]] == colored[::-1], "coloured lines lie on grey ones"
 
 
+@pytest.mark.parametrize(
+    ("unit", "last", "told", "end"),
+    [
+        ("steps", 1_500_000, "1 label, up to 1,500,000 steps.", "1,500,000"),
+        ("seconds", 61.26, "1 label, up to 61.3 seconds.", "60 s"),
+    ],
+)
+def test_large_numbers_of_a_curve_have_no_exponent(unit: str, last: float, told: str, end: str) -> None:
+    drawn = curves({"base": [(1.0, 3.0, 3.0, 3.0), (last, 2.0, 2.0, 2.0)]}, ["base"], unit)
+    assert drawn is not None
+    assert (drawn.summary, drawn.across[-1].label) == (told, end)
+
+
 few_or_each = pytest.mark.parametrize("together", [3, pytest.param(1, marks=pytest.mark.slow)])
 """Names are spoilt by threes that stand far from one another, and each alone."""
 

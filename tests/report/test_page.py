@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Browser
 from html_page import Parsed
 from run_folder import make_events, make_result, write_run
 
@@ -383,7 +384,7 @@ def test_every_field_is_documented() -> None:
 
 
 def test_number() -> None:
-    assert number(1234.6, ",d") == "1,234"
+    assert number(1234.6, ",d") == "1,235"
     assert number(1.53012, ".4f") == "1.5301"
     assert number(None, ".4f") is None
     assert number(math.nan, ",d") == "not finite"
@@ -393,3 +394,15 @@ def test_setting() -> None:
     value = {"kind": "Ramp", "start": 0.5, "end": None, "of": [{"kind": "Ema"}, 2]}
     assert setting(value) == "Ramp(start=0.5, end=none, of=[Ema(), 2])"
     assert [setting(held) for held in ("word", 3, None, True, {"a": 1})] == ["word", "3", "none", "true", '{"a": 1}']
+
+
+@pytest.mark.long
+def test_long_names_and_hashes_fit_on_a_phone(tmp_path: Path) -> None:
+    result = make_result()
+    device = "8 x NVIDIA A100-SXM4-80GB, AMD EPYC 7742 64-Core Processor, " + "x" * 80
+    checks = [{**check, "evidence": "/a/path/" + "longer/" * 20} for check in result["checks"]]
+    page = write_report(write_run(tmp_path / "a", {**result, "device": device, "checks": checks}))
+    with Browser(tmp_path / "profile") as browser:
+        browser.size(360)
+        browser.open(page.as_uri())
+        assert browser.run("document.documentElement.scrollWidth") == 360
