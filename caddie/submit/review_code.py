@@ -9,8 +9,8 @@ from itertools import islice
 
 from caddie.submit.review_flow import follow
 from caddie.submit.review_rules import Findings
+from caddie.submit.review_scopes import Place, Scope
 from caddie.submit.review_script import RUNS, Script, constant, last
-from caddie.submit.review_values import Place, Scope
 
 _HINTS = re.compile(r"(?:n_?gram_)?(?:within|word)\w*(?:boost|beta)", re.IGNORECASE)
 _NETWORK = {"requests", "urllib.request", "http.client", "huggingface_hub", "httpx", "aiohttp", "boto3", "socket"}
@@ -62,6 +62,8 @@ def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
             events = [(place, scope, place) for place in scope.places["update"][:_MOST]]
             for call in scope.places["call"][:_MOST]:
                 for update, source, place in bare.get(call.scope, ())[:1] if call.scope not in (scope, None) else ():
+                    if call.no_gradient and _by_gradient(source, place):
+                        continue
                     inside = call.scope is not None and call.scope.parent is scope and scope.name
                     if update.what == "found" or call.what or inside:  # it finds the text, or is handed it
                         what = "found" if update.what == "found" else call.what or "given"
@@ -82,6 +84,12 @@ def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
                 source.script.add("code-trains-on-validation", said, place.line, found)
                 break
     return {scope for scope in scopes if late.get(scope) or bare[scope]}
+
+
+def _by_gradient(scope: Scope, update: Place) -> bool:
+    """True if an update of a function needs gradients that it does not switch on, and so fails where they are off."""
+    backward = any(one.line == update.line for one in scope.places["backward"][:_MOST])
+    return backward and "enable_grad" not in _names(scope.node)
 
 
 def _adds(scope: Scope) -> list[Place]:

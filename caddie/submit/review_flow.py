@@ -6,8 +6,9 @@ A value carries labels. They start where a validation file is named and spread, 
 import ast
 from collections.abc import Sequence
 
-from caddie.submit.review_script import Script, callee, chain, last
-from caddie.submit.review_values import ALL, ENV, LOOKUP, LOSS, NO_GRADIENT, TEXT, Flow, Scope, Values, plain, without
+from caddie.submit.review_scopes import ALL, ENV, LOOKUP, LOSS, TEXT, Flow, Scope, plain, union, without
+from caddie.submit.review_script import Script, callee, chain, constant, last
+from caddie.submit.review_values import NO_GRADIENT, Values
 
 _ROUNDS = 7
 """Passes over the script while labels still spread; each follows any number of assignments in order."""
@@ -30,6 +31,9 @@ def follow(scripts: Sequence[Script]) -> list[Scope]:
 
 class _Walk(Values):
     """One pass over a scope's statements, in order."""
+
+    by_setting = False
+    """True inside an `if` whose condition is a setting."""
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
@@ -72,6 +76,8 @@ class _Walk(Values):
             self.no_gradient = before
         elif isinstance(node, ast.Return) and node.value is not None:
             self.give(node.value)
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            self.outer.update(node.names)
         else:
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.stmt):
@@ -81,16 +87,24 @@ class _Walk(Values):
                 elif isinstance(child, ast.expr):
                     self.value(child)
 
+    def _looked_at(self, node: ast.expr) -> int:
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            if node.value is not None:
+                self.give(node.value)
+            return 0
+        return super()._looked_at(node)
+
     def give(self, node: ast.expr) -> None:
         self.scope.returns[None] |= self.value(node) & ALL
         if isinstance(node, ast.Tuple):
             for place, one in enumerate(node.elts):
                 self.scope.returns[place] |= self.value(one) & ALL
-        self.cut(node)
+        self.cut(node, None)
 
     def branch(self, node: ast.If) -> None:
         marks = plain(self.value(node.test))
-        adds = len(self.scope.places["add"])
+        adds, by_setting = len(self.scope.places["add"]), self.by_setting
+        self.by_setting |= bool(marks & ENV)
         for body in (node.body, node.orelse):  # neither may be run
             before, self.replaced = self.replaced, []
             self.block(body)
@@ -98,6 +112,7 @@ class _Walk(Values):
                 self.now[name] = self.variable(name) | held
             before += self.replaced
             self.replaced = before
+        self.by_setting = by_setting
         leaves = any(isinstance(one, (ast.Continue, ast.Break)) for one in (*node.body, *node.orelse))
         if marks & LOSS and marks & TEXT and (leaves or len(self.scope.places["add"]) > adds):
             self.note("select", node, "a token is added up or not, by its own loss")
@@ -124,8 +139,28 @@ class _Walk(Values):
                     marks = without(marks, LOOKUP)
             if self.loop is not None and (isinstance(value, ast.Constant) or last(callee(value)) == "zeros"):
                 self.note("reset", target, target.id)
-        self.cut(value)
+        if isinstance(target, ast.Subscript) and plain(marks) & LOSS:
+            self.adding(target, marks, target)
+        self.cut(value, target)
         self.bind(target, marks)
+        if isinstance(target, ast.Name):
+            if held := self.items(value):
+                self.scope.items[target.id] = held
+            called = last(callee(value)) if isinstance(value, ast.Call) else ""
+            if any(one.owner == called for one in self.flow.functions(called)):
+                self.scope.classes[target.id] = called
+
+    def items(self, value: ast.expr) -> dict[object, int]:
+        """Return the labels of a dict's values by their constant keys; empty if it is not known."""
+        if isinstance(value, ast.Dict) and value.keys and all(constant(key) is not None for key in value.keys):
+            return {constant(key): self.value(one) for key, one in zip(value.keys, value.values, strict=True)}
+        if isinstance(value, ast.DictComp) and len(value.generators) == 1 and isinstance(value.key, ast.Name):
+            loop, name = value.generators[0], value.key.id
+            if isinstance(loop.iter, (ast.Tuple, ast.List)) and last(loop.target) == name:
+                names = [one.id for one in ast.walk(value.value) if isinstance(one, ast.Name) and one.id != name]
+                rest = union(self.variable(one) for one in names)
+                return {constant(key): rest | self.value(key) for key in loop.iter.elts}
+        return {}
 
     def augment(self, node: ast.AugAssign) -> None:
         marks = self.value(node.value)
@@ -135,9 +170,18 @@ class _Walk(Values):
         self.change(node.target, marks, node)
         self.bind(node.target, without(marks, LOOKUP), True)
 
-    def cut(self, value: ast.expr) -> None:
+    def cut(self, value: ast.expr, target: ast.expr | None) -> None:
         """Note validation text that is cut to a part where a setting says so."""
-        if isinstance(value, ast.IfExp) and self.value(value.test) & ENV and self.loop is None:
+        if self.loop is not None:
+            return
+        if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice):
+            again = isinstance(target, ast.Name) and last(value.value) == target.id
+            end = value.slice.upper
+            stated = end is not None and self.value(end) & ENV and not isinstance(end, ast.BinOp)
+            whole = plain(self.value(value.value)) & TEXT
+            if whole and ((again and (self.by_setting or stated)) or (stated and isinstance(end, ast.Call))):
+                self.note("cut", value, "a setting decides how much validation text is scored")
+        if isinstance(value, ast.IfExp) and self.value(value.test) & ENV:
             sides = [one for one in (value.body, value.orelse) if plain(self.value(one)) & TEXT]
             if len(sides) == 2 and any(isinstance(one, ast.Subscript) for one in sides):
                 self.note("cut", value, "a setting decides how much validation text is scored")

@@ -22,6 +22,10 @@ _MOST_LAYERS = 3
 _MOST_SCRIPTS, _MOST_GLOBS = 8, 100
 _DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$")
 """Names of files that hold data, not text."""
+_NO_DATA = re.compile(
+    r"(?i)(?:^|/)(?:readme|submission|licen[cs]e|requirements|[^/]*log)[^/]*$|\.(?:md|sh|model|vocab)$"
+)
+"""Names of files that a script may name and that are no part of it: a tokenizer is not counted."""
 _COMPILED = re.compile(r"\.(?:so|pyd|pyc)$")
 _SHAPING = {"reshape", "view", "flatten", "to", "long", "int", "contiguous", "clone", "squeeze", "unsqueeze", "cuda"}
 """Methods whose result has every element of a tensor and no other."""
@@ -70,15 +74,17 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
             found.add("code-hidden", name, "code around its packed source does more than unpack and run it: read it")
             scripts.append(Script(name, outer, False))
             imported |= _imports(outer)
-        others = (one for one in folder.sizes if not one.endswith(".py"))
+        others = [one for one in folder.sizes if not one.endswith(".py")]
+        strings = {text.rpartition("/")[2] for text in _texts(tree)} if tree else set()
         named = [one for one in others if one in source and re.search(rf"\b{re.escape(one)}\b", source)]
+        named += [one for one in others if one.rpartition("/")[2] in strings and one not in named]
         if tree is not None and _runs_text(tree):
             size += sum(folder.sizes[one] for one in named)
             for one in named[:1]:
                 found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
-        data = list(filter(_DATA.search, folder.sizes))
+        data = list(filter(_DATA.search, others))
         matched = {one for glob in (_globs(tree) if tree else []) for one in fnmatch.filter(data, f"*{glob}")}
-        for one in dict.fromkeys([*filter(_DATA.search, named), *sorted(matched)]):
+        for one in dict.fromkeys([*(one for one in named if not _NO_DATA.search(one)), *sorted(matched)]):
             how = "names" if one in named else "may read"
             found.add("code-hidden", name, f"it {how} {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
@@ -97,9 +103,17 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
 
 
 def _globs(tree: ast.Module) -> list[str]:
-    """Return the strings of a script that may be patterns of files, without their folders."""
-    texts = [text for node in ast.walk(tree) if isinstance(text := constant(node), str) and "*" in text]
+    """Return the strings of a script that may be patterns of files, without their folders; f-strings are, too."""
+    texts = [text for text in _texts(tree) if "*" in text]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) and isinstance(constant(node.values[-1] if node.values else None), str):
+            parts = (constant(one) if isinstance(one, ast.Constant) else "*" for one in node.values)
+            texts.append("".join(map(str, parts)))
     return [text.rpartition("/")[2] for text in texts[:_MOST_GLOBS]]
+
+
+def _texts(tree: ast.Module) -> list[str]:
+    return [text for node in ast.walk(tree) if isinstance(text := constant(node), str)]
 
 
 def _module(file: str) -> str:

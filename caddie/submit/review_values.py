@@ -4,99 +4,39 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from caddie.submit.review_script import Script, base_of, callee, chain, constant, last
+from caddie.submit.review_scopes import (
+    ALL,
+    CHOICE,
+    ENV,
+    FILE,
+    LIVE,
+    LOOKUP,
+    LOSS,
+    PARAMETER,
+    TARGET,
+    TEXT,
+    Flow,
+    Place,
+    Scope,
+    plain,
+    union,
+    without,
+)
+from caddie.submit.review_script import base_of, callee, chain, constant, last
 
-TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV, CHOICE = (1 << place for place in range(8))
-"""Labels: validation text, a later token, a loss, a table at text, read back, in memory, setting, choice by loss."""
-ALL, PARAMETER = 255, 8
-"""Labels that came in by a parameter stand `PARAMETER` bits higher: a call does not return them to other callers."""
-_MOST_CANDIDATES = 8
-"""Functions of one name that are looked at."""
 _VALIDATION_FILE = re.compile(r"(?:^|[_/\-])val(?:id|idation)?(?:[_*./\-]|$)")
 _VALIDATION_NAME = re.compile(r"(?:val|valid|validation)_(?:tokens|ids|files)")
 _SIZES = {"shape", "device", "dtype", "numel", "size", "len", "dim", "ndim", "isinstance", "nonzero", "flatnonzero"}
 """Names that give a tensor's form or places in it, and nothing that it holds."""
 _SMALLER = {"amin", "sort", "min", "minimum", "fmin", "topk", "kthvalue", "clamp_max"}
+_BETWEEN = {"clamp", "clamp_", "clip", "clip_"}
 _SUMS = {"sum", "mean", "item"}
 _GROW = {"append", "extend", "update", "add", "insert", "appendleft", "put"}
 _WEIGHTS = {"data", "weight", "bias", "grad"}
 NO_GRADIENT = {"no_grad", "inference_mode"}
-_MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
-"""Methods that tell that a name is a model's."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A statement or expression of interest: line, outermost loop around it, and what was noted there."""
-
-    line: int
-    loop: ast.AST | None
-    what: str = ""
-    scope: Scope | None = field(default=None, compare=False)
-    models: frozenset[str] = frozenset()
-
-
-@dataclass(eq=False)
-class Scope:
-    """A function, or the script outside of any: labels of its variables, and places of interest by kind."""
-
-    name: str
-    node: ast.AST
-    script: Script
-    parent: Scope | None
-    parameters: list[str] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    returns: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
-    """Labels of what it returns, together and by place in a tuple."""
-    aliases: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
-    called: bool = False
-    owner: str = ""
-    """The class that it is a method of."""
-
-
-@dataclass
-class Flow:
-    """Names known across the scripts: their scopes, labels of attributes, and names of models."""
-
-    scopes: list[Scope] = field(default_factory=list)
-    named: dict[str, list[Scope]] = field(default_factory=lambda: defaultdict(list))
-    attributes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    models: set[str] = field(default_factory=set)
-
-    def declare(self, scope: Scope) -> None:
-        """Add a scope and those within it."""
-        self.scopes.append(scope)
-        waiting: list[tuple[ast.AST, str]] = [(scope.node, "")]
-        while waiting:
-            at, owner = waiting.pop()
-            for child in ast.iter_child_nodes(at):
-                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
-                    every = child.args
-                    inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
-                    if inner.parameters[:1] == ["self"]:
-                        del inner.parameters[0]
-                    for name in (child.name, owner if child.name == "__init__" else ""):
-                        self.named[name] += [inner] if name else []
-                    self.declare(inner)
-                else:
-                    if isinstance(child, ast.Attribute) and child.attr in _MODEL:
-                        self.models.add(last(child.value))
-                    waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
-
-    def functions(self, name: str) -> list[Scope]:
-        """Return the functions of a name that are looked at."""
-        return self.named.get(name, [])[:_MOST_CANDIDATES]
-
-    def size(self) -> int:
-        """Return a number that grows with every label, of which none is ever taken away."""
-        bits = (mark for scope in self.scopes for kept in (scope.labels, scope.returns) for mark in kept.values())
-        return sum(bits) + sum(self.attributes.values())
+_TARGETS = TARGET | TARGET << PARAMETER
 
 
 class Values:
@@ -110,6 +50,10 @@ class Values:
         self.known: dict[int, int] = {}
         self.now: dict[str, int] = {}
         """Labels of variables whose last assignment is plain; of the others, those of all assignments count."""
+        self.filled: dict[str, int] = {}
+        """Targets that a loop has put into variables so far: what comes round it next was scored before."""
+        self.outer = set[str]()
+        """Variables of a scope around this one that it assigns."""
         self.replaced: list[tuple[str, int]] = []
         """Variables assigned in a branch, and their labels before."""
         for name in scope.parameters:
@@ -120,22 +64,33 @@ class Values:
         self, kind: str, node: ast.AST, what: str = "", scope: Scope | None = None, models: frozenset[str] = frozenset()
     ) -> None:
         """Note a place of interest; for a call, the function and the models that it is handed."""
-        self.scope.places[kind].append(Place(getattr(node, "lineno", 0), self.loop, what, scope, models))
+        line = getattr(node, "lineno", 0)
+        self.scope.places[kind].append(Place(line, self.loop, what, scope, models, self.no_gradient))
 
     def bind(self, target: ast.expr, marks: int, again: bool = False) -> None:
         """Give a target labels; beside those that it has where it is only changed."""
         if isinstance(target, ast.Name):
-            held = self.variable(target.id)
-            self.replaced.append((target.id, held))
-            self.now[target.id] = marks | held if again else marks
-            self.scope.labels[target.id] |= marks
+            name, scope, held = target.id, self.scope, self.variable(target.id)
+            self.replaced.append((name, held))
+            self.now[name] = marks | held if again else marks
+            in_loop = again and self.loop is not None
+            scope.labels[name] |= without(marks, TARGET) if in_loop else marks
+            self.filled[name] = (self.filled.get(name, 0) | marks) & _TARGETS if in_loop else 0
+            scope.items.pop(name, None)
+            scope.classes.pop(name, None)
+            scope.changed |= {name} if again else set()
+            if name in self.outer and scope.parent is not None:
+                self.flow.home(name, scope.parent).labels[name] |= plain(marks)
             if self.of_class:
-                self.flow.attributes[target.id] |= marks & ALL
+                self.flow.attributes[name] |= marks & ALL
         elif isinstance(target, ast.Attribute):
+            marks = without(marks, TARGET) if again else marks  # whether before or after scoring is not known
             for owner in (f"{self.scope.owner}.", "") if target.attr not in _WEIGHTS else ():
                 self.flow.attributes[owner + target.attr] |= marks if len(owner) > 1 else marks & ALL
         elif isinstance(target, (ast.Subscript, ast.Starred)):
-            self.bind(target.value, marks, isinstance(target, ast.Subscript))
+            index = self.value(target.slice) if isinstance(target, ast.Subscript) else 0
+            picked = index & (TEXT | TEXT << PARAMETER | _TARGETS) if plain(index) & TARGET else 0
+            self.bind(target.value, marks | picked, isinstance(target, ast.Subscript))
         elif isinstance(target, (ast.Tuple, ast.List)):
             for one in target.elts:
                 self.bind(one, marks)
@@ -152,6 +107,10 @@ class Values:
                 for one, values in zip(target.elts, iterable.args, strict=True):
                     self.iterate(one, values)
                 return
+        if isinstance(target, ast.Tuple) and (found := self.parts(iterable, len(target.elts))):
+            for one, part in zip(target.elts, found, strict=True):
+                self.bind(one, part)
+            return
         self.bind(target, marks)
 
     def adding(self, total: ast.expr, marks: int, node: ast.AST) -> None:
@@ -185,6 +144,10 @@ class Values:
                 return 0
             named = TEXT if _VALIDATION_NAME.fullmatch(node.attr) else ENV if node.attr == "environ" else 0
             own = f"{self.scope.owner}." if last(node.value) == "self" else ""
+            if isinstance(node.value, ast.Name):
+                kind = self.flow.home(node.value.id, self.scope).classes.get(node.value.id)
+                if kind and f"{kind}.{node.attr}" in self.flow.attributes:
+                    inner = plain(self.flow.attributes[f"{kind}.{node.attr}"])
             return inner | self.flow.attributes.get(own + node.attr, 0) | named
         if isinstance(node, ast.Call):
             return self._call(node)
@@ -215,18 +178,17 @@ class Values:
     def variable(self, name: str) -> int:
         """Return the labels that a variable has here."""
         if name in self.now:
-            return self.now[name]
-        scope: Scope | None = self.scope
-        while scope is not None:
-            if name in scope.labels or name in scope.parameters:
-                return scope.labels.get(name, 0)
-            scope = scope.parent
-        return 0
+            return self.now[name] | self.filled.get(name, 0)
+        return self.flow.home(name, self.scope).labels.get(name, 0) | self.filled.get(name, 0)
 
     def _subscript(self, node: ast.Subscript) -> int:
         marks = self.value(node.value)
         slices = [one for one in ast.walk(node.slice) if isinstance(one, ast.Slice)]
         index = self.value(node.slice)
+        if isinstance(node.value, ast.Name):
+            home, key = self.flow.home(node.value.id, self.scope), constant(node.slice)
+            if node.value.id not in home.changed and key in home.items.get(node.value.id, {}):
+                return home.items[node.value.id][key]
         if plain(marks) & TEXT and not self.scope.owner and any(_later(one.lower) for one in slices):
             marks |= TARGET
         if plain(index) & CHOICE and plain(marks) & LOSS:
@@ -270,7 +232,12 @@ class Values:
             return marks | TARGET
         if known & TEXT and name in {"backward", "grad"}:
             self.note("update", node, _whose(marks))
-        if known & TEXT and known & LOSS and name in _SMALLER:
+            self.note("backward", node)
+        bounded = {"max", "a_max"} & named.keys() or len(node.args) > (1 if receiver else 2)
+        changed = of if receiver else (*node.args, node)[0]
+        # The exponential of a loss is a probability, which may be held below 1.
+        capped = name in _BETWEEN and bounded and last(callee(changed)) != "exp"
+        if known & TEXT and known & LOSS and (name in _SMALLER or capped):
             self.note("select", node, "a loss is replaced by a smaller one")
         if isinstance(node.func, ast.Attribute):
             self._method(node.func.value, name, node, handed)
@@ -278,19 +245,38 @@ class Values:
             self.note("hook", node)
         elif known & TEXT and handed and last(base_of(node.func)) in self.flow.models:
             self.note("feed", node, name)
+        arguments = node.args
+        if name == "partial" and arguments:
+            name, arguments = last(arguments[0]), arguments[1:]
         known_functions = self.flow.functions(name)
         passed = [one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.named]
-        for function in known_functions:
-            for parameter, mark in (*zip(function.parameters, given, strict=False), *named.items()):
-                if parameter in function.parameters:
-                    function.labels[parameter] |= plain(mark) << PARAMETER
-                    function.called = True
         if not known_functions:
             self.meet(node, receiver, *given, *named.values())
         models = frozenset(one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.models)
-        for function in (*known_functions, *(one for other in passed for one in self.flow.named[other][:1])):
+        for function in known_functions:
+            handed = self._hand(function, arguments, node.keywords)
+            self.note("call", node, _whose(marks | handed), scope=function, models=models)
+        for function in (one for other in passed for one in self.flow.named[other][:1]):
             self.note("call", node, _whose(marks), scope=function, models=models)
         return marks | union(one.returns[None] for one in known_functions)
+
+    def _hand(self, function: Scope, given: Sequence[ast.expr], named: Sequence[ast.keyword]) -> int:
+        """Give a function's parameters the labels of a call's arguments; return those of the defaults that it takes."""
+        spread, handed = 0, dict[str, int]()
+        places = [*function.parameters, *function.rest[:1] * len(given)]
+        for name, one in (*zip(places, given, strict=False), *((each.arg, each.value) for each in named)):
+            mark = self.value(one)
+            if name is None or isinstance(one, ast.Starred):
+                spread |= mark
+            elif name in function.parameters or function.rest:
+                place = name if name in function.parameters else function.rest[-1]
+                handed[place] = handed.get(place, 0) | mark
+        left = {name: self.value(one) for name, one in function.defaults.items() if name not in handed}
+        every = dict.fromkeys((*function.parameters, *function.rest), spread) if spread else {}
+        for place, mark in (*handed.items(), *left.items(), *every.items()):
+            function.labels[place] |= plain(mark) << PARAMETER
+        function.called |= bool(handed or every)
+        return union(left.values())
 
     def parts(self, value: ast.expr, count: int) -> list[int]:
         """Return the labels of each of the `count` values that a script's function returns; empty if not known."""
@@ -300,7 +286,10 @@ class Values:
         passed = self.arguments(value) & (TEXT | TEXT << PARAMETER | FILE | ENV)
         return [passed | union(one.returns[place] for one in known) for place in range(count)] if known else []
 
-    def _method(self, target: ast.expr, name: str, node: ast.Call, marks: int) -> None:
+    def _method(self, of: ast.expr, name: str, node: ast.Call, marks: int) -> None:
+        target = base if isinstance(base := chain(of), ast.expr) else of
+        if name == "at" and node.args:  # of a function of NumPy, which changes its first argument
+            self.bind(node.args[0], marks, True)
         if name in _GROW or (name.endswith("_") and not name.startswith("_")):
             if name == "update":
                 self.merge(node, [target], node.args)
@@ -320,6 +309,7 @@ class Values:
         while waiting:
             name = waiting.pop()
             self.bind(ast.Name(name), TARGET, True)
+            self.scope.labels[name] |= TARGET
             waiting += self.scope.aliases[name] - seen
             seen |= self.scope.aliases[name]
         if plain(scores) & TARGET and plain(scores) & TEXT:
@@ -342,24 +332,6 @@ class Values:
         apart = (self.value(one) & LIVE and not self.value(one) & FILE for one in others)
         if read and (any(apart) or any(last(callee(one)) == "load" for one in others)):
             self.note("live", node, "weights that were read back are replaced by others")
-
-
-def union(marks: Iterable[int]) -> int:
-    """Return the labels of several values together."""
-    found = 0
-    for one in marks:
-        found |= one
-    return found
-
-
-def plain(marks: int) -> int:
-    """Return labels, whether or not they came in by a parameter."""
-    return (marks | marks >> PARAMETER) & ALL
-
-
-def without(marks: int, labels: int) -> int:
-    """Return `marks` without `labels`."""
-    return marks & ~(labels | labels << PARAMETER)
 
 
 def _whose(marks: int) -> str:

@@ -138,8 +138,85 @@ PASSES = """    for part in [*range(text.numel() // 1024)] * 2:
             nats.zero_(); width.zero_()
 """
 PARTS = "    for part in range(text.numel() // 1024):\n"
+TABLE = "    memo = torch.zeros(1024, 1024)\n"
+WITH_TABLE = SCORES + " " * 12 + "logits = logits + memo[before]\n"
+
+
+def learnt(signature: str, stream: str, before: str = "", more: str = "") -> str:
+    """A function that learns from text which reaches it in this way."""
+    lines = (f"    for block in {stream}:\n", "        net(block[:-1], block[1:]).backward()\n", "        opt.step()\n")
+    return f"{more}\n\ndef learn({signature}):\n{before}" + "".join(lines)
+
+
+def reached(call: str, made: str) -> tuple[str, str, str, str]:
+    """The cheat that calls such a function before quantization."""
+    return made, WEIGHTS, f"    {call}\n{WEIGHTS}", "trains-on-validation"
+
+
+def filled(line: str, before: bool) -> tuple[str, str, str]:
+    """A cache of what came after what, filled before or after the text is scored."""
+    new = " " * 12 + line + "\n" + WITH_TABLE if before else WITH_TABLE
+    old = SCORES + " " * 12 + COSTS + "\n"
+    after = "" if before else " " * 12 + line + "\n"
+    return "", PARTS + OPENING + old, TABLE + PARTS + OPENING + new + " " * 12 + COSTS + "\n" + after
+
+
+OPENING = LEGAL[LEGAL.index(PARTS) + len(PARTS) : LEGAL.index(SCORES)]
+FILLS = {
+    "an index": "memo[before, after] += 1",
+    "a method": "memo.index_put_((before, after), torch.ones(()), accumulate=True)",
+    "a view": "memo.view(-1).scatter_add_(0, before * 1024 + after, torch.ones(1024))",
+    "NumPy": "np.add.at(memo, (before, after), 1)",
+}
+FILLING = "        memo[before, after] += 1\n"
+CAPS = ("costs.clamp(max=8)", "costs.clamp(0, 8)", "torch.clamp(costs, max=8)", "np.clip(costs, 0, 8)")
+TEXTS = "    held = read_shards(args.val_files)\n    train(model, Stream(args.train_files), optimizer)\n"
 
 CHEATS = {
+    "learnt from a generator": reached(
+        "learn(model, optimizer)",
+        learnt(
+            "net, opt", "pieces()", more="\ndef pieces():\n    yield from read_shards('fineweb_val_0.bin').split(9)\n"
+        ),
+    ),
+    "learnt by a default": reached(
+        "learn(model, optimizer)", learnt("net, opt, at='fineweb_val_0.bin'", "read_shards(at).split(9)")
+    ),
+    "learnt by part of a call": reached(
+        "functools.partial(learn, model, optimizer, held)()", learnt("net, opt, t", "t.split(9)")
+    ),
+    "learnt by other names": reached("learn(model, optimizer, t=held)", learnt("net, opt, **k", "k['t'].split(9)")),
+    "learnt by further places": reached("learn(model, optimizer, held)", learnt("net, opt, *k", "k[0].split(9)")),
+    "learnt by a starred call": reached("learn(*(model, optimizer, held))", learnt("net, opt, t", "t.split(9)")),
+    "learnt by a global": reached(
+        "keep(held)\n    learn(model, optimizer)",
+        learnt("net, opt", "KEPT.split(9)", more="\nKEPT = None\ndef keep(t):\n    global KEPT\n    KEPT = t\n"),
+    ),
+    "learnt from a changed dict": reached(
+        "texts = {'a': None, 'b': held}\n    for _ in range(2):\n"
+        "        learn(model, optimizer, texts['a'])\n        texts['a'] = texts['b']",
+        learnt("net, opt, t", "t.split(9)"),
+    ),
+    **{f"a cache filled too early, by {how}": (*filled(line, True), "target") for how, line in FILLS.items()},
+    "a cache filled by a loop of its own": (
+        "",
+        PARTS + OPENING + SCORES,
+        TABLE + PARTS + OPENING[: OPENING.index("        with")] + FILLING + PARTS + OPENING + WITH_TABLE,
+        "target",
+    ),
+    **{f"costs of at most 8 bits, {cap}": ("", COSTS, f"{COSTS}; costs = {cap}", "selection") for cap in CAPS},
+    "validation cut by a number that is set": (
+        "",
+        "    print(adapt",
+        "    held = held[: int(os.environ.get('MOST', 8_000_000))]\n    print(adapt",
+        "cut",
+    ),
+    "validation cut in a branch": (
+        "",
+        "    print(adapt",
+        "    if not int(os.environ.get('FULL', '0')):\n        held = held[:8_000_000]\n    print(adapt",
+        "cut",
+    ),
     "slot by a gradient of one's own": (
         SHIFT,
         SCORES,
@@ -259,8 +336,50 @@ SUMS = """more, wider = price(logits, before, after, lengths, starts, edges)
             width = width + wider
 """
 PROBE = "        with torch.no_grad():\n            print(model.scores(held[:1024]).mean())\n"
+BOTH = """
+class Both:
+    def __init__(self, first, second):
+        self.first, self.second = Stream(first), read_shards(second)
+"""
+STEP = """
+def step_of(net, block, learns):
+    loss = net(block[:-1], block[1:])
+    if learns:
+        loss.backward()
+    return loss
+"""
 HONEST = {
     "as it is": ("", "", ""),
+    **{f"a cache filled after scoring, by {how}": filled(line, False) for how, line in FILLS.items()},
+    "costs kept by slices": (
+        "",
+        "            nats += costs.sum()\n",
+        "            kept[part * 1024 : part * 1024 + 1024] = costs\n",
+    ),
+    "texts in a dict": (
+        "",
+        TEXTS,
+        "    texts = {'a': args.train_files, 'b': args.val_files}\n    held = read_shards(texts['b'])\n"
+        "    train(model, Stream(texts['a']), optimizer)\n",
+    ),
+    "texts in a dict by a loop": (
+        "",
+        TEXTS,
+        "    texts = {part: f'data/fineweb_{part}_*.bin' for part in ('train', 'val')}\n"
+        "    held = read_shards(texts['val'])\n    train(model, Stream(texts['train']), optimizer)\n",
+    ),
+    "texts in an object": (
+        BOTH,
+        TEXTS,
+        "    both = Both(args.train_files, args.val_files)\n    held = both.second\n"
+        "    train(model, both.first, optimizer)\n",
+    ),
+    "a step that need not learn": (
+        STEP,
+        "    print(adapt",
+        "    with torch.no_grad():\n        print(step_of(scored, held, False))\n    print(adapt",
+    ),
+    "a probability of at most 1": ("", COSTS, COSTS + "; print((-costs).exp().clamp(0.0, 1.0).mean())"),
     "sums that are added up otherwise": ("", "nats += costs.sum()", "nats = nats + costs.sum()"),
     "a mixture of whole distributions, and a report of calibration": (
         MIX,
@@ -301,6 +420,24 @@ def test_illegal_scoring_is_found_whatever_its_names(case: str, tmp_path: Path) 
 @pytest.mark.parametrize("case", HONEST)
 def test_legal_scoring_has_no_sign_whatever_its_names(case: str, tmp_path: Path) -> None:
     assert signs(tmp_path, changed(*HONEST[case])) == set()
+
+
+@pytest.mark.parametrize(
+    ("reads", "file"),
+    [
+        ('json.load(open("prior.json"))', "prior.json"),
+        ('torch.load("prior")', "prior"),
+        ('torch.load(os.path.join("sub", "prior.npz"))', "sub/prior.npz"),
+        ('[torch.load(f"prior_{i}.npz") for i in range(2)]', "prior_0.npz"),
+    ],
+)
+def test_data_in_the_folder_counts_however_it_is_named(reads: str, file: str, tmp_path: Path) -> None:
+    script = LEGAL + f"\n\nPRIOR = {reads}\n"
+    found = review(write_submission(tmp_path / "a", None, script, files={file: b"1" * 4_000_000})).findings
+    said = next(one.sentence for one in found if one.rule == "code-hidden")
+    assert said.endswith(f"{file}, whose 4,000,000 bytes count too")
+    unnamed = review(write_submission(tmp_path / "b", None, LEGAL, files={"tokenizer.model": b"1" * 100, file: b"1"}))
+    assert not {one.rule for one in unnamed.findings} & {"code-hidden"}
 
 
 def test_a_script_hidden_in_another_file_is_found_and_counts_as_code(tmp_path: Path) -> None:

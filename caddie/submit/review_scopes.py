@@ -1,0 +1,135 @@
+"""Functions of a submission's script, with the labels of what flows through them, and what was noted there."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from caddie.submit.review_script import Script, last
+
+TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV, CHOICE = (1 << place for place in range(8))
+"""Labels: validation text, a later token, a loss, a table at text, read back, in memory, setting, choice by loss."""
+ALL, PARAMETER = 255, 8
+"""Labels that came in by a parameter stand `PARAMETER` bits higher: a call does not return them to other callers."""
+_MOST_CANDIDATES = 8
+"""Functions of one name that are looked at."""
+_MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
+"""Methods that tell that a name is a model's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A statement or expression of interest: line, outermost loop around it, and what was noted there."""
+
+    line: int
+    loop: ast.AST | None
+    what: str = ""
+    scope: Scope | None = field(default=None, compare=False)
+    models: frozenset[str] = frozenset()
+    no_gradient: bool = field(default=False, compare=False)
+
+
+@dataclass(eq=False)
+class Scope:
+    """A function, or the script outside of any: labels of its variables, and places of interest by kind."""
+
+    name: str
+    node: ast.AST
+    script: Script
+    parent: Scope | None
+    parameters: list[str] = field(default_factory=list)
+    rest: list[str] = field(default_factory=list)
+    """Names of `*args` and `**kwargs`."""
+    defaults: dict[str, ast.expr] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    returns: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
+    """Labels of what it returns, together and by place in a tuple."""
+    aliases: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    items: dict[str, dict[object, int]] = field(default_factory=dict)
+    """Labels by key of the variables that hold a dict of constant keys."""
+    changed: set[str] = field(default_factory=set)
+    """Variables that are changed in place."""
+    classes: dict[str, str] = field(default_factory=dict)
+    """Classes of the variables that hold an object of the script's."""
+    places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    called: bool = False
+    owner: str = ""
+    """The class that it is a method of."""
+
+
+@dataclass
+class Flow:
+    """Names known across the scripts: their scopes, labels of attributes, and names of models."""
+
+    scopes: list[Scope] = field(default_factory=list)
+    named: dict[str, list[Scope]] = field(default_factory=lambda: defaultdict(list))
+    attributes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    models: set[str] = field(default_factory=set)
+
+    def declare(self, scope: Scope) -> None:
+        """Add a scope and those within it."""
+        self.scopes.append(scope)
+        waiting: list[tuple[ast.AST, str]] = [(scope.node, "")]
+        while waiting:
+            at, owner = waiting.pop()
+            for child in ast.iter_child_nodes(at):
+                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
+                    every = child.args
+                    inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+                    if inner.parameters[:1] == ["self"]:
+                        del inner.parameters[0]
+                    inner.rest = [one.arg for one in (every.vararg, every.kwarg) if one]
+                    inner.defaults = dict(_defaults(every))
+                    for name in (child.name, owner if child.name == "__init__" else ""):
+                        self.named[name] += [inner] if name else []
+                    self.declare(inner)
+                else:
+                    if isinstance(child, ast.Attribute) and child.attr in _MODEL:
+                        self.models.add(last(child.value))
+                    waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
+
+    def home(self, name: str, scope: Scope) -> Scope:
+        """Return the scope around `scope` whose variable a name is."""
+        while scope.parent is not None and name not in scope.labels and name not in scope.parameters:
+            scope = scope.parent
+        return scope
+
+    def functions(self, name: str) -> list[Scope]:
+        """Return the functions of a name that are looked at."""
+        return self.named.get(name, [])[:_MOST_CANDIDATES]
+
+    def size(self) -> int:
+        """Return a number that grows with every label, of which none is ever taken away."""
+        bits = (mark for scope in self.scopes for kept in (scope.labels, scope.returns) for mark in kept.values())
+        return sum(bits) + sum(self.attributes.values())
+
+
+def _defaults(every: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the parameters that have a default, and it."""
+    placed = [*every.posonlyargs, *every.args]
+    for one, default in zip(placed[len(placed) - len(every.defaults) :], every.defaults, strict=True):
+        yield one.arg, default
+    for one, named in zip(every.kwonlyargs, every.kw_defaults, strict=True):
+        if named is not None:
+            yield one.arg, named
+
+
+def union(marks: Iterable[int]) -> int:
+    """Return the labels of several values together."""
+    found = 0
+    for one in marks:
+        found |= one
+    return found
+
+
+def plain(marks: int) -> int:
+    """Return labels, whether or not they came in by a parameter."""
+    return (marks | marks >> PARAMETER) & ALL
+
+
+def without(marks: int, labels: int) -> int:
+    """Return `marks` without `labels`."""
+    return marks & ~(labels | labels << PARAMETER)
