@@ -32,7 +32,8 @@ _SETTINGS_LINE = re.compile(
 )
 _LOSS = re.compile(r"val_loss[:=]\s{0,12}(\d{1,3}\.\d{1,12})")
 _BITS = re.compile(r"val_bpb[:=]\s{0,12}(\d{1,3}\.\d{1,12})")
-_SECONDS = re.compile(r"\b(?:eval_time|time|elapsed)[:=](\d+(?:\.\d+)?)(ms|s)\b")
+_SECONDS = re.compile(r"\b(?:eval_time|time|elapsed)[:=] ?(\d+(?:\.\d+)?) ?(ms|s|min)\b")
+_UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 _UNFINISHED = re.compile(r"/\d|epoch|batch|chunk|\bstep|progress|running", re.IGNORECASE)
 """In the name of a scoring line: it is one of several on the way."""
 _LIVE = re.compile(r"pre-?_?quant|post[-_ ]ema|\bswa\b|\bema\b|^raw", re.IGNORECASE)
@@ -172,7 +173,7 @@ def _add_score(log: Log, number: int, line: str, bits: re.Match[str]) -> None:
         return
     name = re.sub(r"\s+stride:\d+|:done$", "", name) or "val_bpb"
     loss, time = _LOSS.search(line), _SECONDS.search(line)
-    seconds = float(time[1]) / (1_000 if time[2] == "ms" else 1) if time else None
+    seconds = float(time[1]) * _UNITS[time[2]] if time else None
     if seconds is None:  # a line of more digits follows that with the seconds
         same = (score.seconds for score in reversed(log.scores) if score.name == name.removesuffix("_exact"))
         seconds = next(same, None)

@@ -146,19 +146,19 @@ def _probe_in_sandbox(
         seconds=SECONDS,
         watch=_Probing(progress).read,
     )
-    answer: dict[str, Any] = {}
+    probed: list[Check] = []
+    caught: list[Caught] = []
     trouble = outcome.stopped
     if not trouble:
         try:
-            answer = json.loads(outcome.stdout)
-        except ValueError:
+            probed, caught = _read_answer(outcome.stdout)
+        except UserError:
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError):
             last = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["without an error message"]
             trouble = f"it ended with status {outcome.returncode}: {last[0]}"
             if not outcome.stdout and last[0].startswith(("ImportError", "ModuleNotFoundError")):
                 raise NoSandbox(f"{last[0]} ({outcome.isolation})") from None
-    if "error" in answer:
-        raise UserError(answer["error"])
-    probed = [Check(**check) for check in answer.get("checks", [])]
     if not trouble and file_sha256(artifact.path) != artifact.sha256:
         trouble = "the artifact file has changed"
     if not trouble and (missing := missing_probes(probed)):
@@ -169,8 +169,18 @@ def _probe_in_sandbox(
         used += "; the held-out text is too short to be probed with, Python's library took its place"
     used += _warning(artifact)
     sandbox = Check("runs in a sandbox", not trouble, f"{outcome.isolation}; {trouble or used}")
-    caught = [Caught(**{**example, "failed": tuple(example["failed"])}) for example in answer.get("caught", [])]
     return [sandbox, *probed], caught
+
+
+def _read_answer(text: bytes) -> tuple[list[Check], list[Caught]]:
+    """Return what the sandboxed process found; its error is a `UserError`, and other text one of several errors."""
+    answer = dict(json.loads(text))
+    if "error" in answer:
+        raise UserError(str(answer["error"]))
+    checks = [Check(**check) for check in answer.get("checks", [])]
+    if not all(isinstance(one.name, str) and one.passed in (True, False, None) for one in checks):
+        raise TypeError("checks without a name or a result")
+    return checks, [Caught(**{**one, "failed": tuple(one["failed"])}) for one in answer.get("caught", [])]
 
 
 class _Probing:

@@ -56,6 +56,9 @@ SCORES = {
         75.096,
     ),
     "quantized_ttt_phased val_loss:2.32 val_bpb:1.06 eval_time:508785ms": ("1.06", "2.32", 508.785),
+    "final val_loss:2.32 val_bpb:1.06 eval_time:900000 ms": ("1.06", "2.32", 900.0),
+    "final val_loss:2.32 val_bpb:1.06 time=1200.5 s": ("1.06", "2.32", 1200.5),
+    "final val_loss:2.32 val_bpb:1.06 elapsed:15min": ("1.06", "2.32", 900.0),
     "921:quantized_ttt_phased val_loss:2.32 val_bpb:1.06 eval_time:508785ms": ("1.06", "2.32", 508.785),
     "final_slot val_loss:1.1737 val_bpb:0.6951 steps:64 lr:0.01 time:825384ms": ("0.6951", "1.1737", 825.384),
     "final_sliding val_loss:2.9027 val_bpb:1.1239 (stride=16, T=0.90) eval_time:768782ms": (

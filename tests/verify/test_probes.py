@@ -739,6 +739,17 @@ ENDED = Outcome(
         ),
         (replace(ENDED, stdout=b"", stderr=b"first\nlast\n", returncode=3), "S; it ended with status 3: last"),
         (replace(ENDED, stdout=b"", returncode=137), "S; it ended with status 137: without an error message"),
+        *(
+            (replace(ENDED, stdout=text), "S; it ended with status 0: without an error message")
+            for text in (
+                b"[1]",
+                b"3",
+                b'{"checks": 3}',
+                b'{"checks": [{"name": 1}]}',
+                b'{"caught": [{}]}',
+                b"[" * 99_999,
+            )
+        ),
         (replace(ENDED, stdout=b'{"checks": []}'), "S; 2 probes gave no result, such as: scores a text"),
         (
             replace(ENDED, stdout=json.dumps({"checks": ANSWERED[:2]}).encode()),
