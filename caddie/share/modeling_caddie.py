@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
@@ -59,7 +60,8 @@ class CaddieForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         if attention_mask is None or bool(attention_mask.all()):
             logits = self._logits(input_ids, last)
         else:
-            whole = input_ids.new_zeros((*input_ids.shape, self.config.vocab_size), dtype=self.dtype)
+            dtype = torch.promote_types(self.dtype, torch.float32)
+            whole = input_ids.new_zeros((*input_ids.shape, self.config.vocab_size), dtype=dtype)
             for row, kept in enumerate(attention_mask.bool()):
                 if kept.any():
                     whole[row, kept] = self._logits(input_ids[row, kept][None])[0]

@@ -48,6 +48,7 @@ def answers(folder, ids, text):
         found = {
             "logits": model(ids).logits,
             "last": model(ids, logits_to_keep=2).logits,
+            "more than all": model(ids[:, :3], logits_to_keep=4).logits,
             "loss": model(ids, labels=ids).loss,
             "behind": model(behind, attention_mask=mask).logits[:, 3:],
         }
@@ -67,6 +68,12 @@ for given in sorted(Path(sys.argv[1]).glob("*.inputs")):
         *_, again = answers(given.with_suffix(".again"), ids, text)
         assert all(torch.equal(again[name], value) for name, value in found.items()), given
     save_file({name: value.contiguous() for name, value in found.items()}, given.with_suffix(".outputs"))
+    with torch.no_grad():
+        half, mask = model.bfloat16(), torch.ones_like(ids)
+        mask[0, 20:] = 0
+        padded, cut = half(ids, attention_mask=mask).logits, half(ids[:1, :20]).logits
+    assert padded.dtype == cut.dtype == torch.float32
+    assert torch.equal(padded[:1, :20], cut), given
 assert not [name for name, module in sys.modules.items() if name.split(".")[0] == "caddie" and module]
 """
 
@@ -124,6 +131,7 @@ def check_logits(folder: Path, name: str, artifact: Artifact, found: Mapping[str
     assert own.std() > 0.1, "logits that say nothing would be equal too"
     assert (found["logits"] - own).abs().max() < 1e-4, name
     assert (found["last"] - own[:, -2:]).abs().max() < 1e-4, name
+    assert (found["more than all"] - own[:, :3]).abs().max() < 1e-4, name
     assert (found["behind"] - own).abs().max() < 1e-4, name
     loss = torch.nn.functional.cross_entropy(own[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     assert abs(found["loss"] - loss) < 1e-4, name
