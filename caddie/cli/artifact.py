@@ -79,11 +79,10 @@ def verify(
 
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION].
 
-    Settings are cap=N and those of score, for another scoring than the artifact's own. N bounds the file alone, without
-    code. Without cap=N, a file in a run folder is held against the cap that its result.json states, and any other
-    against 16,000,000 bytes. The probe text is from the held-out documents of --data, which must be proven to be held
-    out. Without --data it is from those of the run folder that ARTIFACT lies in, and without such a folder from
-    Python's library.
+    Settings are cap=N and those of score, which change the artifact's scoring. N limits the file alone, without
+    code. Without cap=N, a file in a run folder must fit the cap in its result.json, and any other 16,000,000 bytes.
+    The probe text is from the held-out documents of --data, which must be proven to be held out. Without --data it
+    is from those of the run folder that ARTIFACT lies in, and without such a folder from Python's library.
     """
     from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run_folder import cap_of, is_file_of_result

@@ -21,8 +21,8 @@ from caddie.runtime.interrupt import ends_on_interrupt
 @settings_argument
 @click.option("--fineweb", metavar="VARIANT", help="Fetch the contest's text: sp1024, caseops8192, documents, others.")
 @click.option("--shards", type=click.IntRange(1), help="Training shards to fetch with --fineweb.  [default: 1]")
-@click.option("--repository", metavar="OWNER/NAME", help="Where --fineweb fetches from, if not its usual place.")
-@click.option("--revision", metavar="NAME", help="Branch, tag or commit of it.")
+@click.option("--repository", metavar="OWNER/NAME", help="Repository to fetch --fineweb from, instead of the default.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of the repository.")
 @click.option("--local", metavar="DIR", help="Read a copy of the repository on disk instead.")
 @click.option("--tokenizer", metavar="FILE", help="An artifact or a model file, in place of data.tokenizer.")
 @click.option("--column", metavar="NAME", help="Parquet column or JSON key that holds the text; text by default.")
@@ -96,8 +96,9 @@ def data(
 def recipes(as_json: bool) -> None:
     """List the recipes with their size and public score.
 
-    NAME_mini is a small copy of recipe NAME for half a minute on a CPU; NAME_scale and NAME_scale32 make all its
-    steps. public_000:LABEL is an experiment of public system 000.
+    NAME_mini is a small copy of recipe NAME that trains half a minute on a CPU; NAME_scale and NAME_scale32 are small
+    copies that make all its steps. public_000:LABEL is an experiment of public system 000, a description of a
+    contest entry.
     FILE.toml, FILE.json and FILE.py:NAME are recipes of your own, and the folder of a run stands for its recipe.
     """
     from caddie.recipes.catalog import shipped

@@ -13,7 +13,7 @@ from caddie.report.display import Display
 @recipe_argument("recipe", default="tiny")
 @settings_argument
 @options("seconds", "gpus")
-@click.option("--price", type=Finite(0), help="Price of this machine per hour, to estimate the cost.")
+@click.option("--price", type=Finite(0), help="Price of this machine per hour, in any currency, to estimate the cost.")
 @click.option("--quick", is_flag=True, help="Skip timing; estimate from a published speed where one is known.")
 @options("parts", "json", "quiet")
 def doctor(

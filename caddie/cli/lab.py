@@ -12,13 +12,13 @@ from caddie.report.units import UNITS, Unit
 
 @click.command()
 @click.argument("places", metavar="RUN...", nargs=-1, required=True, type=FILE)
-@click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost of a study.")
+@click.option("--price", type=Finite(0), help="Price per GPU-hour, in any currency, to report a study's cost.")
 @options("out", "json")
 def report(places: tuple[Path, ...], price: float | None, out: Path | None, as_json: bool) -> None:
     """Regenerate the report of a run, of several, or of a study.
 
-    RUN is a run folder, or the folder of a study's results. The report of several runs goes to the folder --out,
-    runs/report unless named.
+    RUN is a run folder, or the folder of a study's results. The report of several runs goes to --out, by
+    default runs/report.
     """
     from caddie.lab.report import write_runs_report, write_study_report
     from caddie.lab.rows import RESULTS
@@ -61,15 +61,15 @@ class TwoGroups(click.Command):
     type=FILE,
     help="Runs of the recipe to beat, A: all paths up to the next option.",
 )
-@click.option("--by", type=Finite(0), default=0.0, show_default=True, help="How much better B must be.")
+@click.option("--by", type=Finite(0), default=0.0, show_default=True, help="Least improvement of B, in --unit.")
 @click.option(
     "--unit", type=click.Choice(UNITS), default=UNITS[0], show_default=True, help="Unit of --by and of what is printed."
 )
 @options("json")
 def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> None:
-    """Test whether the runs RUN beat other runs.
+    """Test whether recipe B beats recipe A.
 
-    RUN are runs of recipe B, those after --against of recipe A, with several seeds each.
+    RUN are runs of B, and --against takes runs of A, with several seeds each.
 
     RUN is a run folder or its result.json, as in: caddie compare runs/b-* --against runs/a-*
 

@@ -110,7 +110,7 @@ def options(*names: str) -> Decorator:
         "seed": click.option(
             "--seed", type=click.IntRange(0, 2**32 - 1), default=1337, show_default=True, help="Random seed."
         ),
-        "seconds": click.option("--seconds", type=float, help="Training time; short for train.seconds=."),
+        "seconds": click.option("--seconds", type=float, help="Training seconds; short for train.seconds=."),
         "out": click.option("--out", metavar="DIR", type=FOLDER, help="Folder to write to."),
         "gpus": click.option(
             "--gpus",
@@ -133,7 +133,7 @@ def options(*names: str) -> Decorator:
             "--audit-seconds",
             type=Finite(min=0, min_open=True),
             metavar="N",
-            help="Seconds of each search for leaks in a scorer of your own; more find smaller ones.",
+            help="Seconds per search for leaks in your own scorer; longer searches find smaller leaks.",
         ),
         "quiet": click.option("--quiet", is_flag=True, help="No progress on standard error."),
     }

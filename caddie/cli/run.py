@@ -226,8 +226,8 @@ def pack(
 ) -> None:
     """Quantize and pack the weights of the run folder RUN.
 
-    Settings are cap=N and pack.PATH=VALUE. N bounds the bytes of the file, and under a policy those of the code that
-    counts with it. With any setting, the run's own artifact is kept, and the new file is RUN/artifact-N.caddie;
+    Settings are cap=N and pack.PATH=VALUE. N limits the bytes of the file, and under a policy also the code that
+    counts. With any setting, the run's own artifact is kept, and the new file is RUN/artifact-N.caddie;
     settings beside cap=N add a short hash to that name. --out names another file. --compare takes several cap=N.
     """
     from caddie.pack import artifact as artifacts

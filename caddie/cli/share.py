@@ -26,8 +26,8 @@ _LACKING = {
 @click.command()
 @path_argument("run")
 @click.argument("place", metavar="hf:USER/NAME")
-@click.option("--license", "license_name", metavar="ID", help="Licence that you give it, as the hub writes it: mit.")
-@click.option("--private", is_flag=True, help="Only to a private repository, made if it is missing.")
+@click.option("--license", "license_name", metavar="ID", help="Licence by its hub identifier, such as mit.")
+@click.option("--private", is_flag=True, help="Push only to a private repository; create it if missing.")
 @options("json", "quiet")
 @ends_on_interrupt
 def push(run: Path, place: str, license_name: str | None, private: bool, as_json: bool, quiet: bool) -> None:

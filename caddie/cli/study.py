@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _run_options = all_of(
     options("data", "out", "json", "quiet"),
-    click.option("--price", type=Finite(0), help="Price of an hour of one GPU, to count the cost."),
+    click.option("--price", type=Finite(0), help="Price per GPU-hour, in any currency, to report the cost."),
     click.option("--retry", is_flag=True, help="Run again what failed."),
     click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
     click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
@@ -48,7 +48,7 @@ _run_options = all_of(
         "--gpus",
         type=click.IntRange(0),
         default=0,
-        help="GPUs of each run; 0 takes one if there is any, on Slurm none.",
+        help="GPUs of each run; 0: one if available, none on Slurm.",
     ),
     click.option("--workers", type=click.IntRange(1), help="Runs at once, 1 by default; not for Ray."),
     click.option(
@@ -62,7 +62,7 @@ _budget_options = all_of(
     click.option("--tokens", type=click.IntRange(1), help="Training tokens of each run."),
     click.option("--steps", type=click.IntRange(1), help="Optimizer steps of each run."),
     click.option("--seconds", type=float, help="Training seconds of each run."),
-    click.option("--modelled-seconds", type=float, help="Budget of each run in estimated seconds on eight H100."),
+    click.option("--modelled-seconds", type=float, help="Modelled training seconds of each run on eight H100."),
     click.option(
         "--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Number of seeds per entry."
     ),
@@ -97,7 +97,7 @@ def _budget(options: dict[str, Any]) -> dict[str, Any]:
     "--background", is_flag=True, help="Run without the terminal, one run per GPU or else per core; return at once."
 )
 @click.option("--nice", type=click.IntRange(0, 19), help="Niceness of the runs; 10 with --background.")
-@click.option("--status", is_flag=True, help="Print how far the study has come, and do nothing.")
+@click.option("--status", is_flag=True, help="Print the study's progress and exit.")
 @click.option("--estimate", is_flag=True, help="Print the core hours that the runs left take, and run none.")
 @_run_options
 def study(
@@ -204,8 +204,8 @@ def sweep(
 ) -> int:
     """Run RECIPE with other values and judge each.
 
-    Runs all combinations, N random ones, or those that a search proposes. A path with one value, beside others with
-    several, is set in RECIPE too.
+    Runs all combinations, N random ones, or those that a search proposes. If some paths
+    have several values, those with one are set in RECIPE too.
     """
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study

@@ -1,4 +1,4 @@
-"""Hints at the setting that is meant by an unknown one."""
+"""Suggestions for unknown settings."""
 
 import difflib
 from collections.abc import Sequence

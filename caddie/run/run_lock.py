@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process at a time writes there, and one that was given up writes no more.
+"""The lock of a run folder: one process at a time writes there, and one that lost the lock cannot.
 
 The lock file names its holder and is locked by `flock`, so it is free again whenever the process ends. Each holder
 writes into a hidden folder of its own and renames the finished file into place. A process that takes the run folder

@@ -1,4 +1,4 @@
-"""Share of its threads' time that a process gets, to tell a busy machine."""
+"""Share of CPU time that a process gets, to detect a busy machine."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Finished runs as a submission takes them, and what a track of the contest does not take."""
+"""Finished runs for a submission, and what each track refuses."""
 
 from contextlib import suppress
 from dataclasses import dataclass

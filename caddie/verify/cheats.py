@@ -1,4 +1,4 @@
-"""Scorers that cheat by what they state of a text that they know, or by when they learn, count and remember.
+"""Scorers that cheat: false probabilities for known text, or learning, counting and remembering at the wrong time.
 
 Numbers with # are as in `known_bad`.
 """
