@@ -15,6 +15,12 @@ class CheckFailed(Exception):
     """A check failed: one line, printed without a traceback; exit status 1."""
 
 
+def check_kind(value: object, kind: type | tuple[type, ...], name: str, advice: str) -> None:
+    """Raise `UserError` for an argument of another kind, as Python callers may give; `advice` says how to make one."""
+    if not isinstance(value, kind):
+        raise UserError(f"{name} cannot be {value!r:.80}; {advice}")
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its class name if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -170,10 +170,8 @@ def judge(checks: Sequence[Mapping[str, Any]]) -> int:
 @contextmanager
 def resume_hint(again: str) -> Iterator[str]:
     """Turn an interrupted run into its exit status and one line on how to go on, which is yielded too."""
-    from caddie.train.loop import Interrupted
-
     try:
         yield f"stopped; go on with: {again}"
-    except (Interrupted, KeyboardInterrupt, Terminated) as error:
+    except (KeyboardInterrupt, Terminated) as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else getattr(error, "number", signal.SIGINT)
         raise SystemExit(_stopped(number, f"{str(error) or 'stopped'}; go on with: {again}")) from None

@@ -143,7 +143,12 @@ def plain(value: object) -> object:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
-    return value
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """Return a number of NumPy's or PyTorch's as Python's, and anything else as it is."""
+    return value.item() if getattr(value, "dtype", None) and getattr(value, "shape", None) == () else value
 
 
 def show(value: object) -> str:
@@ -172,8 +177,7 @@ def _shortened(value: object) -> str:
 def coerce(value: object, annotation: Any, name: str) -> Any:
     """Return `value` as the type `annotation`; raises `UserError`, which names the field, if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if getattr(value, "dtype", None) and getattr(value, "shape", None) == ():  # a number of NumPy's or PyTorch's
-        value = typing.cast(Any, value).item()
+    value = _number(value)
     if origin is Annotated:
         result = coerce(value, arguments[0], name)
         arguments[1].check(result, name)

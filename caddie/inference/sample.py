@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from caddie.config import Count, NonNegative, coerce
-from caddie.errors import UserError
+from caddie.errors import UserError, check_kind
 from caddie.model import Cache
-from caddie.pack.artifact import Artifact
+from caddie.pack.artifact import AS_ARTIFACT, Artifact
 
 
 def sample(
@@ -19,6 +19,7 @@ def sample(
     the same text on one machine. Raises `UserError` for `tokens` below 1, a temperature below 0, a seed that is no
     whole number, and a model that gives no probabilities.
     """
+    check_kind(artifact, Artifact, "the artifact", AS_ARTIFACT)
     tokens, temperature = coerce(tokens, Count, "tokens"), coerce(temperature, NonNegative, "temperature")
     seed = coerce(seed, int, "seed")
     tokenizer = artifact.tokenizer

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from caddie.config import Count, coerce
 from caddie.errors import UserError
 from caddie.report.run_files import OUTPUT
 from caddie.runtime.child_process import child_environment
@@ -51,6 +52,7 @@ class Local:
 
         from caddie.runtime.distributed import allowed_cores
 
+        workers = coerce(workers, Count, "workers")
         gpus, cores = torch.cuda.device_count(), sorted(allowed_cores())
         self._gpus_each = gpus_each or min(gpus, 1)
         self.workers = workers

@@ -29,7 +29,6 @@ from caddie.run.run_lock import locked
 from caddie.runtime import distributed
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import Event, Progress
-from caddie.train.loop import Interrupted
 
 PATIENCE_SECONDS = GRACE_SECONDS + 10
 """Seconds to wait for another process at the same run. One that takes longer hangs, and its lock is taken."""
@@ -140,8 +139,6 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
             progress=_StopFile(folder),
             study={**spec["study"], "label": one["label"], "trained_with": by["label"]},
         )
-    except (Interrupted, KeyboardInterrupt):
-        raise
     except Exception as error:  # a study goes on when one of its runs fails or meets a defect
         lost = distributed.lost_another(error)  # whoever is gone has left the reason, or is begun again
         if lost or not isinstance(error, (UserError, CheckFailed, Pruned)):

@@ -70,7 +70,7 @@ def run_study(
     *,
     workers: int = 1,
     folder: str | Path | None = None,
-    runs: Path = Path("runs"),
+    runs: str | Path = Path("runs"),
     executor: Executor | None = None,
     price: float | None = None,
     progress: Progress | None = None,
@@ -88,6 +88,7 @@ def run_study(
     the checkpoint of a finished run is removed once no run left needs its training. Raises `UserError` for a study that
     cannot run, before the first run for all that can be checked by then.
     """
+    runs = Path(runs)
     results, executor = Path(folder or Path("runs", study.name)), executor or Local(workers)
     progress = progress or Display(stream=sys.stdout)
     check_results(study, results)

@@ -13,13 +13,14 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from caddie.config import Diff, show
+from caddie.config import Count, Diff, Seed, coerce, show
 from caddie.errors import UserError
 from caddie.files import write_json
 from caddie.lab.executors import Ended, Executor
@@ -44,8 +45,8 @@ SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "nsgaii": "NSGAIISampler", "
 PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
 LOG_FROM = 10
 """Least factor between the ends of a positive range that is drawn from on a logarithmic scale."""
-ATTEMPTS = 100
-"""Draws for each trial before a space counts as too small."""
+ATTEMPTS, REPEATS = 100, 20
+"""Draws for each trial, and proposals of settings that were tried, before a space counts as too small."""
 PARTS = 10
 """Parts of a run at whose ends a pruner may stop it."""
 
@@ -138,7 +139,7 @@ def search(
     pruner: str = "none",
     seed: int = 0,
     folder: str | Path | None = None,
-    runs: Path = Path("runs"),
+    runs: str | Path = Path("runs"),
     retry: bool = False,
     progress: Progress | None = None,
     **how: Any,
@@ -154,6 +155,7 @@ def search(
 
     Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
     """
+    trials, seed, runs = coerce(trials, Count, "trials"), coerce(seed, Seed, "seed"), Path(runs)
     for name, given, known in (("sampler", sampler, SAMPLERS), ("pruner", pruner, PRUNERS)):
         if given not in known:
             raise UserError(f"no {name} {given}; there are {', '.join(known)}")
@@ -162,8 +164,9 @@ def search(
     folder = Path(folder or Path("runs", study.name))
     progress = progress or Display(stream=sys.stdout)
     how |= {"runs": runs, "progress": progress}
-    with alone(folder / f".{JOURNAL}", f"{folder} is being searched by another process; wait for it or stop it"):
-        proposals = _Proposals(study, space, data, folder, runs, sampler, pruner, seed)
+    held = f"{folder} is being searched by another process; wait for it or stop it"
+    with _quiet_optuna() as optuna, alone(folder / f".{JOURNAL}", held):
+        proposals = _Proposals(optuna, study, space, data, folder, runs, sampler, pruner, seed)
         entries, batch = proposals.earlier(), list[_Trial]()
         while True:
             grown = replace(study, entries={**study.entries, **entries})
@@ -179,8 +182,26 @@ def search(
                 return found
             proposed = [proposals.ask(progress) for _ in range(min(executor.workers, left))]
             batch = [trial for trial in proposed if trial is not None]
+            if proposals.exhausted and not batch:
+                progress.note(f"{len(proposals.finished())} of {trials} trials: the sampler proposes nothing new")
+                trials = 0  # the results of what was tried are all
             entries |= {trial.label: trial.entry for trial in batch}
             retry = False
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[Any]:
+    """Yield Optuna, which prints no trial meanwhile."""
+    try:
+        optuna = import_module("optuna")
+    except ImportError:
+        raise UserError("this search needs optuna; run: pip install optuna") from None
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield optuna
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 @dataclass(frozen=True)
@@ -201,6 +222,7 @@ class _Proposals:
 
     def __init__(
         self,
+        optuna: Any,
         study: Study,
         space: Space,
         data: str | None,
@@ -210,11 +232,7 @@ class _Proposals:
         pruner: str,
         seed: int,
     ) -> None:
-        try:
-            self._optuna = optuna = import_module("optuna")
-        except ImportError:
-            raise UserError("this search needs optuna; run: pip install optuna") from None
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would print every trial
+        self._optuna, self.exhausted = optuna, False
         self._recipe, self._seeds, self._space = study.recipe(BASE), len(study.seeds), space
         self._sampler, self._seed = SAMPLERS[sampler], seed
         keys = [run.key for run in plan(replace(study, entries={}), data, runs)]
@@ -244,12 +262,20 @@ class _Proposals:
         return {labelled(diff): Entry(diff=diff) for diff in diffs if not invalid_reason(self._recipe, diff)}
 
     def ask(self, progress: Progress) -> _Trial | None:
-        """Return the next trial, or None for one that is not possible."""
+        """Return the next trial, or None for one that is not possible, or if nothing new is proposed."""
         known = [trial for trial in self._journal.get_trials() if trial.state != self._states.FAIL]
-        seed = self._seed + len(known)  # a sampler made anew would repeat its first draws
-        self._journal.sampler = getattr(self._optuna.samplers, self._sampler)(seed=seed)
-        trial = self._journal.ask({path: self._distribution(values) for path, values in self._space.items()})
-        diff = self._diff(trial.params)
+        seen = {labelled(self._diff(trial.params)) for trial in known if trial.state != self._states.WAITING}
+        for attempt in range(REPEATS):
+            seed = self._seed + len(known) + attempt  # a sampler made anew would repeat its first draws
+            self._journal.sampler = getattr(self._optuna.samplers, self._sampler)(seed=seed)
+            trial = self._journal.ask({path: self._distribution(values) for path, values in self._space.items()})
+            diff = self._diff(trial.params)
+            if labelled(diff) not in seen:
+                break
+            self._journal.tell(trial, state=self._states.FAIL)  # as samplers learn nothing from it
+        else:
+            self.exhausted = True
+            return None
         if why := invalid_reason(self._recipe, diff):
             progress.note(f"left out  {labelled(diff)}: {why}")
             self._journal.tell(trial, state=self._states.PRUNED)

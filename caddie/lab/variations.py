@@ -9,10 +9,10 @@ from typing import Any
 
 from caddie.config import Diff, show
 from caddie.config.assignment import parse_value
-from caddie.errors import UserError
+from caddie.errors import UserError, check_kind
 from caddie.lab.study import Entry, Study
 from caddie.recipes.catalog import find_shipped
-from caddie.recipes.recipe import Recipe
+from caddie.recipes.recipe import AS_RECIPE, Recipe
 from caddie.run.run import check_recipe
 
 
@@ -22,7 +22,8 @@ def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Stu
     `origin` is the recipe's base, which must be shipped, unless given. Changes that are valid only together are
     reverted together. Raises `UserError` for a recipe without a base, and for a change that cannot be reverted.
     """
-    _check_is_recipe(recipe)
+    check_kind(recipe, Recipe, "the recipe", AS_RECIPE)
+    check_kind(origin, (Recipe, type(None)), "the origin", AS_RECIPE)
     origin = origin or find_shipped(recipe.base or "")
     if origin is None:
         has = f"is based on {recipe.base}, which caddie does not ship" if recipe.base else "has no base"
@@ -32,11 +33,6 @@ def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Stu
     backs = [_taken_back(recipe, lines, path) for path in paths]
     entries = {_cut(f"without {', '.join(back)}"): Entry(diff=back) for back in backs}
     return Study(base=recipe, entries=entries, **{"name": f"ablate-{recipe.name}", **settings})
-
-
-def _check_is_recipe(recipe: object) -> None:
-    if not isinstance(recipe, Recipe):
-        raise UserError(f'{recipe!r:.80} is no recipe; give one, as caddie.find("tiny")')
 
 
 def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
@@ -55,7 +51,8 @@ def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: An
 
     A combination that is the recipe itself is left out.
     """
-    _check_is_recipe(recipe)
+    check_kind(recipe, Recipe, "the recipe", AS_RECIPE)
+    check_kind(values, Mapping, "values", "give a dict of paths and their values")
     if not values or not all(
         isinstance(each, Sequence) and each and not isinstance(each, str) for each in values.values()
     ):

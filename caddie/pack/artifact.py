@@ -61,6 +61,10 @@ class Manifest(Config):
     """Part of the documents held out by hash, which fixes the split; none where it came with the data."""
 
 
+AS_ARTIFACT = 'read one, as caddie.load("a.caddie")'
+"""Advice to a caller that gave something else."""
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A file, read back in `load_seconds`: `ledger` has its bytes by part and `tensor_bytes` those of each weight."""

@@ -39,6 +39,10 @@ class Data(Config):
     """Fraction of the documents held out for scoring, chosen by hash."""
 
 
+AS_RECIPE = 'find one, as caddie.find("tiny")'
+"""Advice to a caller that gave something else."""
+
+
 class Recipe(Config):
     """Everything that decides a run, apart from the text, the seed and the machine."""
 

@@ -24,10 +24,10 @@ from caddie.data.tokenizers import (
     TokenizerSource,
     deserialize,
 )
-from caddie.errors import UserError
+from caddie.errors import UserError, check_kind
 from caddie.files import expanded, regular_bytes, replacing
 from caddie.pack import artifact as artifacts
-from caddie.pack.artifact import Artifact
+from caddie.pack.artifact import AS_ARTIFACT, Artifact
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Data, Recipe
 from caddie.report.read import pick, read_json
@@ -90,6 +90,7 @@ def check_source(source: str | Path | None) -> None:
 
     Such a corpus would pass for a folder of text, held-out documents and all.
     """
+    check_kind(source, (str, Path, type(None)), "the text", "name a file, a folder or a corpus, or leave it out")
     if source == "":
         raise UserError("the path of the text is empty; name a text, or leave it out for Python's own library")
     folder = expanded(source) if source is not None else None
@@ -117,6 +118,7 @@ def open_for_scoring(
     A text is split again as for training, and refused unless that gives the same training documents. Of several
     processes the first prepares it and the others wait.
     """
+    check_kind(artifact, Artifact, "the artifact", AS_ARTIFACT)
     with ranks.turn():
         tokenizer, manifest = artifact.tokenizer, artifact.manifest
         check_source(source)

@@ -15,13 +15,13 @@ import torch
 
 from caddie.config import Seed, coerce, show
 from caddie.data.corpus import Corpus
-from caddie.errors import CheckFailed, UserError
+from caddie.errors import CheckFailed, UserError, check_kind
 from caddie.model.parameters import assign
 from caddie.pack.artifact import SOURCE, Artifact, Metadata, check_readable, load, most_parameters
 from caddie.pack.compress import Pack, pack
 from caddie.pack.quantize import Calibration
 from caddie.pack.source_bundle import source_needed
-from caddie.recipes.recipe import Recipe
+from caddie.recipes.recipe import AS_RECIPE, Recipe
 from caddie.report.documents import BITS, write_documents
 from caddie.report.run_files import ARTIFACT, DOCUMENTS
 from caddie.run.cap import cap_of_recipe, files_to_score
@@ -105,8 +105,7 @@ def run(
 
 def check_arguments(recipe: Recipe, source: str | Path | None, world: int) -> None:
     """Raise `UserError` for arguments of `run` that are no recipe or no text, or do not fit together."""
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"run takes a recipe, as caddie.find('tiny'), not {recipe!r}")
+    check_kind(recipe, Recipe, "the recipe", AS_RECIPE)
     check_source(source)
     check_recipe(recipe, world)
 

@@ -29,7 +29,6 @@ from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.train.checkpoint import checkpoint_identity, earlier_budgets, load_weights, restore, weights_identity
-from caddie.train.loop import Interrupted
 from caddie.train.memory import enough_memory
 from caddie.verify.sandbox import run_in_sandbox
 
@@ -94,7 +93,7 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
     begin = time.monotonic()
     try:
         yield
-    except (Interrupted, Pruned):
+    except Pruned:
         raise
     except Exception as error:
         memory = isinstance(error.__context__, (MemoryError, RuntimeError))  # no mistake, though a `UserError`

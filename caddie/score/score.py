@@ -14,6 +14,7 @@ from torch import Tensor
 
 from caddie.config import Config, Count, Range, show
 from caddie.data.tokenizers import Ids
+from caddie.errors import check_kind
 from caddie.model import Model
 from caddie.report.units import bits_per_byte, nats_per_byte, nats_per_token
 from caddie.runtime.autotune import quickest, thread_counts
@@ -143,6 +144,7 @@ def score(
     number of threads. Raises `UserError` for a text that is shorter than a window, `CheckFailed` for a scorer that
     breaks the rules.
     """
+    check_kind(text, Text, "the text", "take it from a corpus, as caddie.held_out_text(corpus)")
     begin = time.perf_counter()
     predictions = len(text.tokens) - 1
     check_windows(scoring.sequence_length, scoring.stride, predictions)

@@ -70,8 +70,11 @@ class Trained:
     """Most memory taken by the end of training: of the GPU, or of this process."""
 
 
-class Interrupted(Exception):
-    """The run was asked to stop; `number` is the signal. Its checkpoint is on disk."""
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop; `number` is the signal. Its checkpoint is on disk.
+
+    A loop of runs that goes on after every `Exception` ends with it.
+    """
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f"stopped after step {step:,}")

@@ -3,7 +3,8 @@
 import os
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from caddie.data.corpus import Corpus
@@ -11,8 +12,8 @@ from caddie.data.documents import LIBRARY_SUFFIXES, LIBRARY_TEXT
 from caddie.verify.held_out import held_out_documents
 from caddie.verify.sandbox import runtime_paths
 
-_LINE_BYTES = 32
-"""Shortest line that is looked for; shorter ones stand in many texts."""
+_LEAST_BYTES = 32
+"""Shortest piece of text that is looked for; shorter ones stand in many texts."""
 _MOST_FOUND = 0.001
 """Share of the text that may stand in readable files; knowing it lowers the score by that share at most."""
 
@@ -32,16 +33,29 @@ def is_readable(corpus: Corpus) -> bool:
 
 def _stands_in(documents: Iterable[bytes], texts: Iterable[bytes]) -> bool:
     """Return True if the texts hold lines of the documents that are more than `_MOST_FOUND` of all bytes."""
-    missing, total, found = Counter[bytes](), 0, 0
+    missing, total, found, firsts = Counter[bytes](), 0, 0, set[bytes]()
     for document in documents:
         total += len(document)
-        for line in document.split(b"\n"):
-            missing[line] += len(line) if len(line) >= _LINE_BYTES else 0
+        lines = document.split(b"\n")
+        for at, line in enumerate(lines):
+            if line and len(piece := _piece(lines, at)) >= _LEAST_BYTES:
+                missing[piece] += len(line)
+                firsts |= {line} if piece != line else set()
     for text in texts:
-        found += sum(missing.pop(line) for line in missing.keys() & text.split(b"\n"))
+        lines = text.split(b"\n")
+        joined = [_piece(lines, at) for at, line in enumerate(lines) if line in firsts] if firsts else []
+        found += sum(missing.pop(piece) for piece in missing.keys() & chain(lines, joined))
         if found > _MOST_FOUND * total:
             return True
     return False
+
+
+def _piece(lines: Sequence[bytes], at: int) -> bytes:
+    """Return a line, and as many after it as `_LEAST_BYTES` take."""
+    piece = lines[at]
+    while len(piece) < _LEAST_BYTES and (at := at + 1) < len(lines):
+        piece += b"\n" + lines[at]
+    return piece
 
 
 def _library_texts() -> Iterator[bytes]:

@@ -224,6 +224,8 @@ def _environment() -> dict[str, str]:
     known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     if more := [folder for folder in (str(_PACKAGE.parent), *_package_folders()) if folder not in known]:
         variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(more))
+    # A scorer may keep tables by Python's hash of texts, which is random in each process unless it has a seed.
+    variables["PYTHONHASHSEED"] = "0"
     return {**variables, "TORCHINDUCTOR_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from caddie.config import Count, coerce
 from caddie.data.corpus import Corpus, file_sha256
-from caddie.errors import UserError
+from caddie.errors import UserError, check_kind
 from caddie.files import absolute
 from caddie.inference.text_codec import measure
-from caddie.pack.artifact import Artifact, load
+from caddie.pack.artifact import AS_ARTIFACT, Artifact, load
 from caddie.report.verification import passed
 from caddie.runtime.autotune import quickest, thread_counts
 from caddie.runtime.progress import SILENT, JsonLines, Progress, json_line, relay
@@ -82,6 +83,8 @@ def verify(
     too; `lossless` compresses and decompresses some documents. Each search for leaks in a user's scorer takes
     `audit_seconds`. Raises `UserError` for wrong arguments.
     """
+    check_kind(artifact, Artifact, "the artifact", AS_ARTIFACT)
+    cap_bytes = coerce(cap_bytes, Count, "cap_bytes")
     chosen, users = scoring or artifact.scoring, bool(scorer and not scorer.startswith(_KNOWN_BAD))
     check_windows(chosen.sequence_length, chosen.stride)
     if lossless and scorer:

@@ -764,6 +764,12 @@ def test_more_workers_than_cores() -> None:
         Local(10_000)
 
 
+@pytest.mark.parametrize("workers", [0, -1, 1.5, None, "2"])
+def test_workers_are_a_whole_number(workers: Any) -> None:
+    with pytest.raises(UserError, match="workers must be"):
+        Local(workers)
+
+
 @pytest.mark.parametrize(("asked", "given"), [("1", "1"), ("", "2"), ("64", "2")])
 def test_a_run_gets_no_more_threads_than_the_user_allows(
     asked: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -351,6 +351,27 @@ def test_the_tenths_of_a_run() -> None:
     assert parts([]) == {}
 
 
+@pytest.mark.long
+def test_settings_are_tried_once_and_a_small_space_ends_the_search(text: str, quick: None, optuna: Any) -> None:
+    executor, progress = Scored(bowl), RecordedProgress()
+    before = optuna.logging.get_verbosity()
+    found = search(small(), {STRIDE: (16, 32)}, text, trials=9, executor=executor, progress=progress)
+    assert len(found.study.entries) == 2
+    assert len(executor.done) <= 3
+    assert progress.notes[-1] == "2 of 9 trials: the sampler proposes nothing new"
+    assert optuna.logging.get_verbosity() == before
+    whole = search(small(), {RATE: Between(0.01, 0.02)}, text, trials=12, executor=executor, progress=progress)
+    assert len(whole.study.entries) == 12
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"trials": 0}, "trials"), ({"trials": 2.5}, "trials"), ({"seed": -1}, "seed")]
+)
+def test_numbers_of_a_search_are_checked_before_it_trains(wrong: dict[str, Any], said: str, text: str) -> None:
+    with pytest.raises(UserError, match=said):
+        search(small(), SPACE, text, **{"trials": 1, "executor": Scored(bowl), **wrong})
+
+
 def test_a_missing_optuna_and_wrong_words(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no sampler tp; there are tpe, gp, nsgaii, random"):
         search(small(), SPACE, text, trials=1, executor=Scored(bowl), sampler="tp")

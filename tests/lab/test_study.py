@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,10 +166,20 @@ def test_a_sweep_is_a_grid_without_the_recipe_itself() -> None:
         with pytest.raises(UserError, match="needs a path and values"):
             sweep(BASE, wrong)
     for study in (lambda: sweep("tiny", {"model.depth": [1]}), lambda: ablate("tiny")):  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"'tiny' is no recipe; give one, as caddie.find\("):
+        with pytest.raises(UserError, match=r"the recipe cannot be 'tiny'; find one, as caddie.find\("):
             study()
+    with pytest.raises(UserError, match="the origin cannot be 'baseline'"):
+        ablate(BASE, "baseline")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="give a dict of paths and their values"):
+        sweep(BASE, ["model.depth"])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no setting"):
         sweep(BASE, {"model.dept": [1]})
+
+
+def test_numbers_of_numpy_are_told_as_pythons() -> None:
+    found = sweep(BASE, {"train.steps": [5, *np.arange(5, 7)], "train.optimizers.matrix.lr": [np.float32(0.5)]})
+    assert [*found.entries] == ["steps=5, lr=0.5", "steps=6, lr=0.5"]
+    assert [entry["diff"]["train.steps"] for entry in found.to_json()["entries"]] == ["5", "6"]
 
 
 def test_ablation_takes_back_each_line_and_every_entry_is_possible() -> None:

@@ -98,6 +98,7 @@ def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -
     with pytest.raises(Interrupted, match="after step 6") as caught:
         go(tmp_path, progress=Recorder(stop))
     assert caught.value.number == signal.SIGTERM
+    assert isinstance(caught.value, KeyboardInterrupt), "a loop that goes on after every Exception ends"
     events: list[dict[str, Any]] = []
     assert equal(unbroken, go(tmp_path, progress=Recorder(events.append)))
     start = next(event for event in events if event["event"] == "start")

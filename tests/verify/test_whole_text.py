@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,34 @@ def test_a_scorer_that_waits_is_found_by_one_more_scoring(
     passed, evidence = audited(waiting(artifact, 1500), seed)
     assert not passed
     assert "it uses tokens before they are scored" in evidence
+
+
+def test_a_scorer_without_a_seed_is_called_random(artifact: Artifact) -> None:
+    chance = np.random.default_rng(0)
+
+    class Dice(Waits):
+        def logits(self, *given: Any, **settings: Any) -> torch.Tensor:
+            found: torch.Tensor = super().logits(*given, **settings)
+            return found + 0.01 * torch.from_numpy(chance.standard_normal(found.shape))
+
+    passed, evidence = audited(whole_of(artifact, 700, make=lambda own: Dice(own, 64)))
+    assert not passed
+    assert evidence.endswith("losses differ between two runs on the same text: it is random; give it a fixed seed")
+
+
+@pytest.mark.parametrize(("tries", "counted"), [(1, 2.0), (2, 1.0), (5, 6 / 5)])
+def test_the_seconds_that_an_audit_asks_for_are_those_of_the_places_that_count(
+    tries: int, counted: float, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = whole_of(artifact, 700)
+    given = whole, whole.scored(), whole.plain_nats()
+    clock = iter([0.0, *np.repeat(np.arange(1.0, 99.0), 1)])
+    seconds: list[float] = []
+    monkeypatch.setattr("caddie.verify.whole_text.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("caddie.verify.whole_text._FOUND", 2.0)
+    monkeypatch.setattr("caddie.verify.whole_text.undecided", lambda found, spent: seconds.append(spent) or "")
+    audit(*given, seed=1, seconds=tries - 0.5, decides=True)
+    assert seconds == [pytest.approx((tries + 1) * counted)], "the clock is read once more"
 
 
 @pytest.mark.long
@@ -324,6 +353,36 @@ def test_a_score_of_a_users_scorer_is_audited(
         assert result["audited"] is True
 
 
+HASHES = """
+import numpy as np
+from caddie.score import TokenScorer
+class Hashes(TokenScorer):
+    def __init__(self, model, tokenizer):
+        super().__init__(model, tokenizer)
+        self.table, self.at = np.zeros((64, tokenizer.vocabulary)), 0
+    def predict(self):
+        return self.table[self.at]
+    def update(self, token):
+        self.table[self.at, token] += 0.1
+        self.at = hash(str(token)) % 64
+"""
+
+
+@pytest.mark.long
+def test_hashes_of_texts_are_the_same_in_every_process(
+    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "hashes.py").write_text(HASHES)
+    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "hashes.py", "--quiet", "--json")
+    scores = []
+    for _ in range(2):
+        ended = caddie("score", tiny_run.artifact, *data)
+        assert ended.status == 0, ended.err
+        scores.append(json.loads(ended.out)["bits_per_byte"])
+        scorer_server(load(tiny_run.artifact)).close()
+    assert scores[0] == scores[1]
+
+
 REMEMBERS = """
 import ctypes, numpy as np, torch
 from caddie.score import Scorer, Step, windows
@@ -470,6 +529,17 @@ def test_texts_that_the_sandbox_holds_are_known(tiny_run: Any, tmp_path: Path, m
     (tmp_path / "link").symlink_to(tiny_run.corpus)
     monkeypatch.setattr("caddie.verify.readable_text.runtime_paths", lambda: (str(tiny_run.corpus),))
     assert is_readable(Corpus(tmp_path / "link", replace(corpus.manifest, source="/texts/web.jsonl.xz")))
+
+
+@pytest.mark.parametrize(("copied", "readable"), [(True, True), (False, False)])
+def test_short_lines_of_the_library_are_known_by_those_after_them(
+    copied: bool, readable: bool, tiny_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [b"name_%d" % number for number in range(0, 9000, 7)]
+    shown = names if copied else [name + b"_" for name in names]
+    monkeypatch.setattr("caddie.verify.readable_text.held_out_documents", lambda _: [b"\n".join(names[100:900])])
+    monkeypatch.setattr("caddie.verify.readable_text._library_texts", lambda: [b"first\n" + b"\n".join(shown)])
+    assert is_readable(Corpus.load(tiny_run.corpus)) == readable
 
 
 @pytest.mark.parametrize(("copied", "readable"), [("argparse.py", True), ("textwrap.py", True), ("of our own", False)])
