@@ -15,7 +15,7 @@ from typing import Any
 
 from caddie.errors import count
 from caddie.lab.findings import findings
-from caddie.lab.measured import spent
+from caddie.lab.measured import costs, spent
 from caddie.lab.report import markdown_table, signed
 from caddie.lab.rows import ESTIMATE, RESULTS, STUDY, read_rows, read_study
 from caddie.report.charts import is_finite
@@ -247,13 +247,17 @@ def _plans(every: list[Kept]) -> Iterator[str]:
 
 def costs_page(studies: Path = STUDIES) -> str:
     """Return the page `docs/results/costs.md`."""
-    rows, total = [], 0.0
+    rows, total, counted = [], 0.0, set[tuple[object, ...]]()
     for one in kept(studies):
         if one.facts is None:
             continue
         described, cost = one.facts["study"], one.facts["cost"]
-        total += cost["core_seconds"]
-        tenth = sum(_tenth(row) for row in read_rows(one.folder / RESULTS))
+        kept_rows = read_rows(one.folder / RESULTS)
+        for row in (row for row in kept_rows if row["state"] == "finished"):
+            same = (row["seed"], row.get("train_seconds"), row.get("total_seconds"))
+            total += 0.0 if same in counted else costs([row], None)["core_seconds"]
+            counted.add(same)
+        tenth = sum(_tenth(row) for row in kept_rows)
         rows.append(
             [
                 f"studies/{one.title}",
@@ -272,8 +276,9 @@ def costs_page(studies: Path = STUDIES) -> str:
             "",
             f"{len(rows)} studies with rows, {total / 3600:,.1f} core hours together. Core hours are the seconds of"
             " the runs that finished, by their rows, times their threads; training that several runs share counts"
-            " once. What a machine did beside them is in it. A tenth is a tenth of the training, with all of packing"
-            " and scoring. Made from the rows; a test fails when it is old.",
+            " once, and in the sum a run of several studies, too. What a machine did beside them is in it. A tenth is"
+            " a tenth of the training, with all of packing and scoring. Made from the rows; a test fails when it is"
+            " old.",
             "",
             markdown_table(["study", "question", "runs", "core hours", "a tenth"], rows),
             "",
