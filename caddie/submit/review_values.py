@@ -75,7 +75,8 @@ class Values:
             self.now[name] = marks | held if again else marks
             in_loop = again and self.loop is not None
             scope.labels[name] |= without(marks, TARGET) if in_loop else marks
-            self.filled[name] = (self.filled.get(name, 0) | marks) & _TARGETS if in_loop else 0
+            filled = self.filled.get(name, 0) if again else 0
+            self.filled[name] = filled | marks & _TARGETS if in_loop else filled
             scope.items.pop(name, None)
             scope.classes.pop(name, None)
             scope.changed |= {name} if again else set()
@@ -233,11 +234,7 @@ class Values:
         if known & TEXT and name in {"backward", "grad"}:
             self.note("update", node, _whose(marks))
             self.note("backward", node)
-        bounded = {"max", "a_max"} & named.keys() or len(node.args) > (1 if receiver else 2)
-        changed = of if receiver else (*node.args, node)[0]
-        # The exponential of a loss is a probability, which may be held below 1.
-        capped = name in _BETWEEN and bounded and last(callee(changed)) != "exp"
-        if known & TEXT and known & LOSS and (name in _SMALLER or capped):
+        if known & TEXT and known & LOSS and (name in _SMALLER or _bounded(node, method=bool(receiver))):
             self.note("select", node, "a loss is replaced by a smaller one")
         if isinstance(node.func, ast.Attribute):
             self._method(node.func.value, name, node, handed)
@@ -337,6 +334,14 @@ class Values:
 def _whose(marks: int) -> str:
     """Return where validation text comes from: found by the function, handed to it, or an empty string."""
     return "found" if marks & TEXT else "given" if plain(marks) & TEXT else ""
+
+
+def _bounded(node: ast.Call, method: bool) -> bool:
+    """True for a call that holds a loss below a bound; its exponential is a probability, which may be held below 1."""
+    name, names = last(node.func), {one.arg for one in node.keywords}
+    changed = node.func.value if method and isinstance(node.func, ast.Attribute) else (*node.args, node)[0]
+    upper = {"max", "a_max"} & names or len(node.args) > (1 if method else 2)
+    return name in _BETWEEN and bool(upper) and last(callee(changed)) != "exp"
 
 
 def _later(node: ast.expr | None) -> bool:

@@ -198,12 +198,15 @@ CHEATS = {
         learnt("net, opt, t", "t.split(9)"),
     ),
     **{f"a cache filled too early, by {how}": (*filled(line, True), "target") for how, line in FILLS.items()},
-    "a cache filled by a loop of its own": (
-        "",
-        PARTS + OPENING + SCORES,
-        TABLE + PARTS + OPENING[: OPENING.index("        with")] + FILLING + PARTS + OPENING + WITH_TABLE,
-        "target",
-    ),
+    **{
+        f"a cache filled by a loop of its own{later}": (
+            "",
+            PARTS + OPENING + SCORES,
+            TABLE + PARTS + OPENING[: OPENING.index("        with")] + FILLING + line + PARTS + OPENING + WITH_TABLE,
+            "target",
+        )
+        for later, line in (("", ""), (", then scaled", "    memo.mul_(2)\n"))
+    },
     **{f"costs of at most 8 bits, {cap}": ("", COSTS, f"{COSTS}; costs = {cap}", "selection") for cap in CAPS},
     "validation cut by a number that is set": (
         "",
