@@ -87,7 +87,7 @@ def test_a_model_without_probabilities_writes_no_text(tiny_run: Any, temperature
 @pytest.mark.parametrize(
     ("recipe", "source", "seed", "says"),
     [
-        ("tiny", None, 1, "run takes a recipe, as caddie.find\\('tiny'\\), not 'tiny'"),
+        ("tiny", None, 1, "the recipe cannot be 'tiny'; find one, as caddie.find\\("),
         (None, None, -1, "seed must be from 0 to 4,294,967,295, not -1"),
         (None, None, 1 << 33, "seed must be from 0 to"),
         (None, None, "1", "seed must be a whole number, not the text '1'"),

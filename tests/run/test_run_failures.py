@@ -20,6 +20,7 @@ from caddie.recipes.catalog import find
 from caddie.run import run_folder
 from caddie.run.run import check_recipe
 from caddie.run.run_lock import locked
+from caddie.train.loop import Interrupted
 
 line = import_module("caddie.run.run")
 
@@ -169,6 +170,6 @@ def test_what_comes_after_the_first_failure_is_not_written(tmp_path: Path) -> No
     with pytest.raises(RuntimeError), run_folder.failure_recorded(tmp_path, Phases(), first=False):
         raise RuntimeError("the second")
     assert json.loads((tmp_path / "error.json").read_text())["error"] == "the first"
-    with pytest.raises(run_folder.Interrupted), run_folder.failure_recorded(tmp_path, Phases(), first=True):
-        raise run_folder.Interrupted(2, 1)
+    with pytest.raises(Interrupted), run_folder.failure_recorded(tmp_path, Phases(), first=True):
+        raise Interrupted(2, 1)
     assert not (tmp_path / "error.json").exists(), "it began again, and was interrupted, which is no failure"

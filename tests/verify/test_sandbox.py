@@ -292,7 +292,7 @@ def test_what_goes_in_and_what_comes_out(monkeypatch: pytest.MonkeyPatch) -> Non
     size, environment, arguments = json.loads(outcome.stderr)
     assert size == len(data)
     assert environment["PATH"] == "/the/path"
-    known = {"PATH", "LANG", "LC_CTYPE", "OMP_NUM_THREADS", "PYTHONPATH"}
+    known = {"PATH", "LANG", "LC_CTYPE", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED"}
     assert set(environment) <= known | {"TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES"}
     assert arguments == ["a b", "'"]
 
