@@ -74,8 +74,8 @@ def measure(rank: int, store: str, name: str) -> None:
 def main() -> None:
     """Start the two processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="?", default="baseline", type=lambda name: find(name).name, metavar="RECIPE")
-    name = parser.parse_args().recipe
+    parser.add_argument("recipe", nargs="?", default="baseline", metavar="RECIPE")
+    find(name := parser.parse_args().recipe)  # a mistake is told before the processes begin
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         processes = [context.Process(target=measure, args=(rank, f"{folder}/store", name)) for rank in range(2)]

@@ -210,8 +210,8 @@ def steps(recipe: Recipe) -> None:
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="?", default="baseline_mini", type=find, metavar="RECIPE")
-    recipe = parser.parse_args().recipe
+    parser.add_argument("recipe", nargs="?", default="baseline_mini", metavar="RECIPE")
+    recipe = find(parser.parse_args().recipe)
     if not GPU:
         torch.set_num_threads(1)
     print(f"{torch.cuda.get_device_name() if GPU else 'one CPU thread'}, torch {torch.__version__}")

@@ -82,7 +82,7 @@ def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:
                         "before": before,
                         "seconds": seconds,
                         "gap": score(packed.model, text, scoring).bits_per_byte - before,
-                        "predicted_nats": compressed.predicted_loss,
+                        "predicted_nats": compressed.candidate.predicted_loss,
                     }
                 )
                 print(json.dumps(rows[-1]), flush=True)

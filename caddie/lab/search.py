@@ -45,8 +45,10 @@ SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "nsgaii": "NSGAIISampler", "
 PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
 LOG_FROM = 10
 """Least factor between the ends of a positive range that is drawn from on a logarithmic scale."""
-ATTEMPTS, REPEATS = 100, 20
+ATTEMPTS, REPEATS = 100, 40
 """Draws for each trial, and proposals of settings that were tried, before a space counts as too small."""
+_REPEATED = "repeated"
+"""Mark of a trial in the journal whose settings had been tried."""
 PARTS = 10
 """Parts of a run at whose ends a pruner may stop it."""
 
@@ -263,16 +265,21 @@ class _Proposals:
 
     def ask(self, progress: Progress) -> _Trial | None:
         """Return the next trial, or None for one that is not possible, or if nothing new is proposed."""
-        known = [trial for trial in self._journal.get_trials() if trial.state != self._states.FAIL]
+        self.exhausted, every = False, self._journal.get_trials()
+        known = [trial for trial in every if trial.state != self._states.FAIL]
         seen = {labelled(self._diff(trial.params)) for trial in known if trial.state != self._states.WAITING}
+        repeated = sum(_REPEATED in trial.user_attrs for trial in every)
         for attempt in range(REPEATS):
-            seed = self._seed + len(known) + attempt  # a sampler made anew would repeat its first draws
-            self._journal.sampler = getattr(self._optuna.samplers, self._sampler)(seed=seed)
+            # A sampler made anew would repeat its first draws; trials that were stopped come again by themselves.
+            seed = self._seed + len(known) + repeated + attempt
+            sampler = self._sampler if attempt < REPEATS // 2 else SAMPLERS["random"]
+            self._journal.sampler = getattr(self._optuna.samplers, sampler)(seed=seed)
             trial = self._journal.ask({path: self._distribution(values) for path, values in self._space.items()})
             diff = self._diff(trial.params)
             if labelled(diff) not in seen:
                 break
-            self._journal.tell(trial, state=self._states.FAIL)  # as samplers learn nothing from it
+            trial.set_user_attr(_REPEATED, True)
+            self._journal.tell(trial, state=self._states.FAIL)  # from which samplers learn nothing
         else:
             self.exhausted = True
             return None

@@ -18,6 +18,8 @@ _FETCHES = {"urlopen", "urlretrieve", "load_state_dict_from_url", "download_url_
 _STARTS = {"run", "call", "check_call", "check_output", "Popen", "system"}
 _FETCHING = re.compile(r"\b(?:curl|wget|git clone|pip install|apt-get)\b|https?://\S+\.(?:bin|pt|npz|zip|gz|tar)\b")
 _OPENS = {"open", "load", "fromfile", "memmap", "Path", "read_bytes", "read_text", "load_file"}
+_SWITCHES = {"enable_grad", "set_grad_enabled", "inference_mode"}
+"""Names that may switch gradients on."""
 _MOST = 1_000
 """Places of a function that are compared with each other."""
 _MOST_CALLERS = 4
@@ -57,12 +59,13 @@ def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
     bare: dict[Scope, list[tuple[Place, Scope, Place]]] = {}
     late: dict[Scope, Place] = {}
     called = {place.scope for scope in scopes for place in scope.places["call"]}
+    failing = {scope: _need_gradients(scope) for scope in scopes if scope.places["backward"]}
     for _ in range(_MOST_CALLERS):
         for scope in scopes:
             events = [(place, scope, place) for place in scope.places["update"][:_MOST]]
             for call in scope.places["call"][:_MOST]:
                 for update, source, place in bare.get(call.scope, ())[:1] if call.scope not in (scope, None) else ():
-                    if call.no_gradient and _by_gradient(source, place):
+                    if call.no_gradient and place.line in failing.get(source, ()):
                         continue
                     inside = call.scope is not None and call.scope.parent is scope and scope.name
                     if update.what == "found" or call.what or inside:  # it finds the text, or is handed it
@@ -86,10 +89,10 @@ def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
     return {scope for scope in scopes if late.get(scope) or bare[scope]}
 
 
-def _by_gradient(scope: Scope, update: Place) -> bool:
-    """True if an update of a function needs gradients that it does not switch on, and so fails where they are off."""
-    backward = any(one.line == update.line for one in scope.places["backward"][:_MOST])
-    return backward and "enable_grad" not in _names(scope.node)
+def _need_gradients(scope: Scope) -> set[int]:
+    """Return the lines of a function that fail where gradients are off, as it does not switch them on."""
+    lines = {place.line for place in scope.places["backward"]}
+    return set() if _SWITCHES & _names(scope.node) else lines
 
 
 def _adds(scope: Scope) -> list[Place]:

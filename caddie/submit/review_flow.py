@@ -6,8 +6,8 @@ A value carries labels. They start where a validation file is named and spread, 
 import ast
 from collections.abc import Sequence
 
-from caddie.submit.review_scopes import ALL, ENV, LOOKUP, LOSS, TEXT, Flow, Scope, plain, union, without
-from caddie.submit.review_script import Script, callee, chain, constant, last
+from caddie.submit.review_scopes import ALL, ENV, LOOKUP, LOSS, TEXT, Flow, Scope, defaults_of, plain, union, without
+from caddie.submit.review_script import Script, base_of, callee, chain, constant, last
 from caddie.submit.review_values import NO_GRADIENT, Values
 
 _ROUNDS = 7
@@ -41,6 +41,8 @@ class _Walk(Values):
 
     def statement(self, node: ast.stmt) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            inner = self.flow.of_node[node]
+            inner.defaults = {name: self.value(one) for name, one in defaults_of(node.args) if name in inner.parameters}
             return
         if isinstance(node, ast.ClassDef):
             self.of_class, before = True, self.of_class
@@ -146,6 +148,8 @@ class _Walk(Values):
         if isinstance(target, ast.Name):
             if held := self.items(value):
                 self.scope.items[target.id] = held
+                if self.scope.made.setdefault(target.id, id(value)) != id(value):
+                    self.scope.changed.add(target.id)
             called = last(callee(value)) if isinstance(value, ast.Call) else ""
             if any(one.owner == called for one in self.flow.functions(called)):
                 self.scope.classes[target.id] = called
@@ -157,8 +161,11 @@ class _Walk(Values):
         if isinstance(value, ast.DictComp) and len(value.generators) == 1 and isinstance(value.key, ast.Name):
             loop, name = value.generators[0], value.key.id
             if isinstance(loop.iter, (ast.Tuple, ast.List)) and last(loop.target) == name:
-                names = [one.id for one in ast.walk(value.value) if isinstance(one, ast.Name) and one.id != name]
-                rest = union(self.variable(one) for one in names)
+                parts = [one for one in ast.walk(value.value) if last(base_of(one)) != name]
+                leaves = [one for one in parts if isinstance(one, (ast.Name, ast.Attribute, ast.Constant))]
+                called = [last(one.func) for one in parts if isinstance(one, ast.Call)]
+                returned = (each.returns[None] for one in called for each in self.flow.functions(one))
+                rest = union(map(self.value, leaves)) | union(returned)
                 return {constant(key): rest | self.value(key) for key in loop.iter.elts}
         return {}
 

@@ -142,19 +142,20 @@ def _check_agreement(stated: Stated, found: Findings) -> None:
 
 def _check_copies(stated: Stated, found: Findings) -> None:
     """Check that no log is a copy of another seed's: to the digit, two seeds share few losses and no score."""
+    scores = {log.file: headline(log, stated.claims) for log in stated.chosen}
     for a, b in combinations(stated.chosen, 2):
-        shared = [step for step in a.losses if step in b.losses and step > 1]
-        same = [step for step in shared if a.losses[step] == b.losses[step]]
-        one, other = (headline(log, stated.claims) for log in (a, b))
         if a.seed == b.seed:
             continue
+        shared = [step for step in a.losses if step in b.losses and step > 1]
+        same = [step for step in shared if a.losses[step] == b.losses[step]]
+        one, other = scores[a.file], scores[b.file]
         if len(same) >= _SHARED and len(same) > len(shared) / 2:
-            said = f"each of {len(same)} of its {len(shared)} training losses"
+            said = f"{len(same)} of its {len(shared)} training losses are"
         elif one and other and one.bits == other.bits and decimals(one.bits) >= _EXACT:
-            said = f"its score {one.bits}"
+            said = f"the digits of its score {one.bits} are"
         else:
             continue
-        found.add("seed-copy", b.file, f"{said} is that of seed {a.seed} in {a.file}: one run counts once")
+        found.add("seed-copy", b.file, f"{said} those of seed {a.seed} in {a.file}: one run counts once")
 
 
 def _check_sizes(stated: Stated, found: Findings) -> None:
@@ -261,10 +262,8 @@ def _check_configuration(stated: Stated, found: Findings) -> None:
             rule = "configuration" if log in stated.chosen else "seed-other"
             note = rule == "seed-other" and len(stated.claims.seeds) >= _SEEDS
             found.add(rule, log.file, f"unlike {first.file}: {shown}", b[odd[0]][1], note)
-        elif b and log.final and stated.claims.seeds and log.seed not in stated.claims.seeds:
-            said = (
-                f"seed {log.seed} of the same configuration ends with {log.final[-1].bits}, and the JSON leaves it out"
-            )
+        elif a.keys() & b.keys() and log.final and stated.claims.seeds and log.seed not in (None, *stated.claims.seeds):
+            said = f"seed {log.seed} of the same configuration ends with {log.final[-1].bits}; the JSON leaves it out"
             found.add("seed-left-out", log.file, said, log.final[-1].line)
         elif b and log in stated.chosen and (alone := sorted(a.keys() ^ b.keys())):
             said = f"only one of it and {first.file} prints {_some(alone)}: see whether one script wrote both"

@@ -13,8 +13,8 @@ TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV, CHOICE = (1 << place for place in r
 """Labels: validation text, a later token, a loss, a table at text, read back, in memory, setting, choice by loss."""
 ALL, PARAMETER = 255, 8
 """Labels that came in by a parameter stand `PARAMETER` bits higher: a call does not return them to other callers."""
-_MOST_CANDIDATES = 8
-"""Functions of one name that are looked at."""
+_MOST_CANDIDATES, _MOST_PARAMETERS = 8, 100
+"""Functions of one name, and parameters of each, that are looked at."""
 _MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
 """Methods that tell that a name is a model's."""
 
@@ -42,15 +42,18 @@ class Scope:
     parameters: list[str] = field(default_factory=list)
     rest: list[str] = field(default_factory=list)
     """Names of `*args` and `**kwargs`."""
-    defaults: dict[str, ast.expr] = field(default_factory=dict)
+    defaults: dict[str, int] = field(default_factory=dict)
+    """Labels of the parameters' defaults."""
     labels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     returns: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
     """Labels of what it returns, together and by place in a tuple."""
     aliases: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     items: dict[str, dict[object, int]] = field(default_factory=dict)
     """Labels by key of the variables that hold a dict of constant keys."""
+    made: dict[str, int] = field(default_factory=dict)
+    """The expression of that dict, by its id."""
     changed: set[str] = field(default_factory=set)
-    """Variables that are changed in place."""
+    """Variables that are changed in place, or hold several dicts."""
     classes: dict[str, str] = field(default_factory=dict)
     """Classes of the variables that hold an object of the script's."""
     places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
@@ -67,6 +70,7 @@ class Flow:
     named: dict[str, list[Scope]] = field(default_factory=lambda: defaultdict(list))
     attributes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     models: set[str] = field(default_factory=set)
+    of_node: dict[ast.AST, Scope] = field(default_factory=dict)
 
     def declare(self, scope: Scope) -> None:
         """Add a scope and those within it."""
@@ -78,11 +82,12 @@ class Flow:
                 if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
                     inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
                     every = child.args
-                    inner.parameters = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+                    names = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+                    inner.parameters = names[:_MOST_PARAMETERS]
                     if inner.parameters[:1] == ["self"]:
                         del inner.parameters[0]
                     inner.rest = [one.arg for one in (every.vararg, every.kwarg) if one]
-                    inner.defaults = dict(_defaults(every))
+                    self.of_node[child] = inner
                     for name in (child.name, owner if child.name == "__init__" else ""):
                         self.named[name] += [inner] if name else []
                     self.declare(inner)
@@ -107,7 +112,7 @@ class Flow:
         return sum(bits) + sum(self.attributes.values())
 
 
-def _defaults(every: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+def defaults_of(every: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
     """Yield the parameters that have a default, and it."""
     placed = [*every.posonlyargs, *every.args]
     for one, default in zip(placed[len(placed) - len(every.defaults) :], every.defaults, strict=True):

@@ -23,7 +23,7 @@ _MOST_SCRIPTS, _MOST_GLOBS = 8, 100
 _DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$")
 """Names of files that hold data, not text."""
 _NO_DATA = re.compile(
-    r"(?i)(?:^|/)(?:readme|submission|licen[cs]e|requirements|[^/]*log)[^/]*$|\.(?:md|sh|model|vocab)$"
+    r"(?i)(?:^|/)(?:readme|submission|licen[cs]e|requirements)(?:\.\w+)?$|\.(?:log|md|sh|model|vocab)$"
 )
 """Names of files that a script may name and that are no part of it: a tokenizer is not counted."""
 _COMPILED = re.compile(r"\.(?:so|pyd|pyc)$")
@@ -84,7 +84,9 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
                 found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
         data = list(filter(_DATA.search, others))
         matched = {one for glob in (_globs(tree) if tree else []) for one in fnmatch.filter(data, f"*{glob}")}
-        for one in dict.fromkeys([*(one for one in named if not _NO_DATA.search(one)), *sorted(matched)]):
+        for one in dict.fromkeys(
+            [*(one for one in named if _DATA.search(one) or not _NO_DATA.search(one)), *sorted(matched)]
+        ):
             how = "names" if one in named else "may read"
             found.add("code-hidden", name, f"it {how} {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
@@ -108,7 +110,8 @@ def _globs(tree: ast.Module) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and isinstance(constant(node.values[-1] if node.values else None), str):
             parts = (constant(one) if isinstance(one, ast.Constant) else "*" for one in node.values)
-            texts.append("".join(map(str, parts)))
+            if _DATA.search(pattern := "".join(map(str, parts))):
+                texts.append(pattern)
     return [text.rpartition("/")[2] for text in texts[:_MOST_GLOBS]]
 
 

@@ -81,7 +81,9 @@ class Values:
             scope.classes.pop(name, None)
             scope.changed |= {name} if again else set()
             if name in self.outer and scope.parent is not None:
-                self.flow.home(name, scope.parent).labels[name] |= plain(marks)
+                home = self.flow.home(name, scope.parent)
+                home.labels[name] |= plain(marks)
+                home.changed.add(name)
             if self.of_class:
                 self.flow.attributes[name] |= marks & ALL
         elif isinstance(target, ast.Attribute):
@@ -148,7 +150,8 @@ class Values:
             if isinstance(node.value, ast.Name):
                 kind = self.flow.home(node.value.id, self.scope).classes.get(node.value.id)
                 if kind and f"{kind}.{node.attr}" in self.flow.attributes:
-                    inner = plain(self.flow.attributes[f"{kind}.{node.attr}"])
+                    held = plain(self.flow.attributes[f"{kind}.{node.attr}"])
+                    inner &= held | held << PARAMETER
             return inner | self.flow.attributes.get(own + node.attr, 0) | named
         if isinstance(node, ast.Call):
             return self._call(node)
@@ -268,7 +271,7 @@ class Values:
             elif name in function.parameters or function.rest:
                 place = name if name in function.parameters else function.rest[-1]
                 handed[place] = handed.get(place, 0) | mark
-        left = {name: self.value(one) for name, one in function.defaults.items() if name not in handed}
+        left = {name: mark for name, mark in function.defaults.items() if name not in handed}
         every = dict.fromkeys((*function.parameters, *function.rest), spread) if spread else {}
         for place, mark in (*handed.items(), *left.items(), *every.items()):
             function.labels[place] |= plain(mark) << PARAMETER

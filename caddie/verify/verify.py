@@ -160,6 +160,7 @@ def _probe_in_sandbox(
         except (ValueError, TypeError, KeyError, RecursionError):
             last = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["without an error message"]
             trouble = f"it ended with status {outcome.returncode}: {last[0]}"
+            trouble = trouble if outcome.returncode or not outcome.stdout else "its answer cannot be read"
             if not outcome.stdout and last[0].startswith(("ImportError", "ModuleNotFoundError")):
                 raise NoSandbox(f"{last[0]} ({outcome.isolation})") from None
     if not trouble and file_sha256(artifact.path) != artifact.sha256:
@@ -176,14 +177,20 @@ def _probe_in_sandbox(
 
 
 def _read_answer(text: bytes) -> tuple[list[Check], list[Caught]]:
-    """Return what the sandboxed process found; its error is a `UserError`, and other text one of several errors."""
+    """Return what the sandboxed process found.
+
+    Raises `UserError` for its own error; `ValueError`, `TypeError` or `KeyError` for an answer of another form.
+    """
     answer = dict(json.loads(text))
     if "error" in answer:
         raise UserError(str(answer["error"]))
     checks = [Check(**check) for check in answer.get("checks", [])]
-    if not all(isinstance(one.name, str) and one.passed in (True, False, None) for one in checks):
+    caught = [Caught(**{**one, "failed": tuple(one["failed"])}) for one in answer.get("caught", [])]
+    texts = [text for check in checks for text in (check.name, check.evidence)]
+    texts += [text for one in caught for text in (one.name, one.what, one.probe, one.evidence, *one.failed)]
+    if not all(isinstance(text, str) for text in texts) or any(one.passed not in (True, False, None) for one in checks):
         raise TypeError("checks without a name or a result")
-    return checks, [Caught(**{**one, "failed": tuple(one["failed"])}) for one in answer.get("caught", [])]
+    return checks, caught
 
 
 class _Probing:

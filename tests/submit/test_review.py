@@ -625,13 +625,15 @@ def test_a_log_under_two_seeds_is_found_by_its_losses_and_by_its_score(tmp_path:
     copied = write_submission(tmp_path / "losses", replace=replace)
     said = found(review(copied), "seed-copy")
     assert (said.severity, said.file) == ("error", "train_seed1337.log")
-    assert said.sentence.startswith("each of 6 of its 6 training losses is that of seed")
+    assert said.sentence.startswith("6 of its 6 training losses are those of seed")
 
     one = write_submission(tmp_path / "score", {"val_bpb": 1.1, "seed_results": {"42": {"val_bpb": 1.1}}})
     assert "seed-copy" not in rules(review(one))
     text = (one / "train_seed42.log").read_text()
     (one / "train_seed7.log").write_text(text.replace("seed: 42", "seed: 7"))
-    assert found(review(one), "seed-copy").sentence.startswith("its score 1.10012341 is that of seed 42")
+    assert found(review(one), "seed-copy").sentence.startswith(
+        "the digits of its score 1.10012341 are those of seed 42"
+    )
 
 
 def test_a_seed_that_the_json_leaves_out_is_told_unless_it_is_of_another_configuration(tmp_path: Path) -> None:

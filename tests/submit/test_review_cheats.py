@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from submission_folder import write_submission
 
+from caddie.submit import review_code
 from caddie.submit.review import review
 
 LEGAL = """
@@ -191,6 +192,18 @@ CHEATS = {
     "learnt by a global": reached(
         "keep(held)\n    learn(model, optimizer)",
         learnt("net, opt", "KEPT.split(9)", more="\nKEPT = None\ndef keep(t):\n    global KEPT\n    KEPT = t\n"),
+    ),
+    "learnt from a dict by a loop": reached(
+        "texts = {part: read_shards('fineweb_val_0.bin') for part in ('a',)}\n    learn(model, optimizer, texts['a'])",
+        learnt("net, opt, t", "t.split(9)"),
+    ),
+    "learnt from one of two dicts": reached(
+        "texts = {'a': held}\n    if sp is None:\n        texts = {'a': None}\n    learn(model, optimizer, texts['a'])",
+        learnt("net, opt, t", "t.split(9)"),
+    ),
+    "learnt with gradients switched on": reached(
+        "with torch.no_grad():\n        learn(model, optimizer, held)",
+        learnt("net, opt, t", "t.split(9)", before="    torch.set_grad_enabled(True)\n"),
     ),
     "learnt from a changed dict": reached(
         "texts = {'a': None, 'b': held}\n    for _ in range(2):\n"
@@ -377,6 +390,18 @@ HONEST = {
         "    both = Both(args.train_files, args.val_files)\n    held = both.second\n"
         "    train(model, both.first, optimizer)\n",
     ),
+    "texts by one class": (
+        "\nclass Text:\n    def __init__(self, files):\n        self.tokens = read_shards(files)\n",
+        TEXTS,
+        "    first, second = Text(args.train_files), Text(args.val_files)\n    held = second.tokens\n"
+        "    for block in first.tokens.split(1025):\n        model(block[:-1], block[1:]).backward()\n"
+        "        optimizer.step()\n",
+    ),
+    "a default of another scope": (
+        learnt("net, opt, t=TEXT", "t.split(9)", more="\nTEXT = read_shards('fineweb_train_0.bin')\n"),
+        WEIGHTS,
+        "    TEXT = 'fineweb_val_0.bin'\n    learn(model, optimizer)\n" + WEIGHTS,
+    ),
     "a step that need not learn": (
         STEP,
         "    print(adapt",
@@ -432,6 +457,8 @@ def test_legal_scoring_has_no_sign_whatever_its_names(case: str, tmp_path: Path)
         ('torch.load("prior")', "prior"),
         ('torch.load(os.path.join("sub", "prior.npz"))', "sub/prior.npz"),
         ('[torch.load(f"prior_{i}.npz") for i in range(2)]', "prior_0.npz"),
+        ('torch.load("logits.npz")', "logits.npz"),
+        ('torch.load("submission.pt")', "submission.pt"),
     ],
 )
 def test_data_in_the_folder_counts_however_it_is_named(reads: str, file: str, tmp_path: Path) -> None:
@@ -450,3 +477,14 @@ def test_a_script_hidden_in_another_file_is_found_and_counts_as_code(tmp_path: P
     result = review(write_submission(tmp_path / "a", None, script, files={"README.md": long}))
     assert "over the cap" in next(one.sentence for one in result.findings if one.rule == "size-script")
     assert "README.md" in next(one.sentence for one in result.findings if one.rule == "code-hidden")
+
+
+def test_a_function_is_looked_through_once_however_often_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    need = review_code._need_gradients
+    monkeypatch.setattr(review_code, "_need_gradients", lambda scope: looked.append(scope.name) or need(scope))
+    calls = "    step_of(model, held, True)\n" * 50
+    signs(tmp_path, changed(STEP, WEIGHTS, "    with torch.no_grad():\n    " + calls.replace("\n", "\n    ") + WEIGHTS))
+    assert sorted(looked) == sorted(set(looked))

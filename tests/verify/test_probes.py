@@ -740,7 +740,7 @@ ENDED = Outcome(
         (replace(ENDED, stdout=b"", stderr=b"first\nlast\n", returncode=3), "S; it ended with status 3: last"),
         (replace(ENDED, stdout=b"", returncode=137), "S; it ended with status 137: without an error message"),
         *(
-            (replace(ENDED, stdout=text), "S; it ended with status 0: without an error message")
+            (replace(ENDED, stdout=text), "S; its answer cannot be read")
             for text in (
                 b"[1]",
                 b"3",
