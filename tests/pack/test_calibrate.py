@@ -232,12 +232,12 @@ def test_what_a_gpu_found_serves_the_cpu(quantizer: Quantizer) -> None:
         Pack(fit=None, coding=Packed()).but({"quantizers.matrix": quantizer}),
     )
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    expected = compress(LOOPED, weights, plan, calibrate(model, ids, bos=BOS)).predicted_loss
+    expected = compress(LOOPED, weights, plan, calibrate(model, ids, bos=BOS)).candidate.predicted_loss
     with pretended_gpu():
         model.to(GPU)
         found = compress(LOOPED, weights, plan, calibrate(model, [rows.to(GPU) for rows in ids], bos=BOS))
     assert next(model.parameters()).device.index is None, "no longer pretended"
-    assert found.predicted_loss == pytest.approx(expected, rel=1e-3)
+    assert found.candidate.predicted_loss == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.long
