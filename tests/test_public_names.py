@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def test_a_model_without_probabilities_writes_no_text(tiny_run: Any, temperature
         (None, None, "1", "seed must be a whole number, not the text '1'"),
         (None, "", 1, "the path of the text is empty"),
         (None, "none.txt", 1, "none.txt"),
+        (None, ["a.txt"], 1, "the text cannot be \\['a.txt'\\]; name a file"),
     ],
 )
 def test_a_run_in_python_is_refused_before_it_makes_a_folder(
@@ -101,6 +103,27 @@ def test_a_run_in_python_is_refused_before_it_makes_a_folder(
     with pytest.raises(caddie.UserError, match=says):
         caddie.run(recipe or caddie.find("tiny"), source, seed=seed, folder=tmp_path / "run", progress=caddie.SILENT)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: caddie.sample("a.caddie"), "the artifact cannot be 'a.caddie'; read one, as caddie.load"),
+        (lambda: caddie.open_for_scoring("a.caddie", None), "the artifact cannot be 'a.caddie'"),
+        (lambda: caddie.verify("a.caddie", 1_000_000), "the artifact cannot be 'a.caddie'"),
+        (lambda: caddie.score(None, "text", None), "the text cannot be 'text'; take it from a corpus"),
+        (lambda: caddie.load(None), "the path cannot be None; name the file"),
+        (lambda: caddie.load("a.caddie", device="gpu"), "the device cannot be 'gpu'; write cpu, cuda"),
+    ],
+)
+def test_an_argument_of_another_kind_is_one_line(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(caddie.UserError, match=says):
+        call()
+
+
+def test_a_cap_is_a_number(tiny_run: Any) -> None:
+    with pytest.raises(caddie.UserError, match="cap_bytes must be a whole number"):
+        caddie.verify(caddie.load(tiny_run.artifact), "1MB")
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import torch
 from caddie.config import Config, coerce
 from caddie.config.userfile import UserFile, read_stated, supply, user_files
 from caddie.data.tokenizers import Tokenizer, deserialize
-from caddie.errors import UserError
+from caddie.errors import UserError, check_kind
 from caddie.model import GPT, Model
 from caddie.model.parameters import draw_constants
 from caddie.pack import container
@@ -120,8 +120,13 @@ def load(
 
     Raises `UserError` for anything wrong with the file, or with its parts.
     """
+    check_kind(path, (str, Path), "the path", "name the file of an artifact")
     begin, path = time.perf_counter(), Path(path)
-    if torch.device(device).type == "cpu":
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UserError(f"the device cannot be {device!r:.80}; write cpu, cuda or cuda:1") from None
+    if device.type == "cpu":
         keep_freed_memory()
     contents = _read(path)
     sections = contents.sections
