@@ -111,19 +111,22 @@ def draw(recipe: Recipe, space: Space, trials: int, seed: int = 0) -> dict[str, 
     """
     if not space or not all(isinstance(values, Between) or values for values in space.values()):
         raise UserError("a search needs a path and values for it, as in train.optimizers.matrix.lr=0.01..0.1")
-    chance, seen, entries, reason = random.Random(seed), set[str](), dict[str, Entry](), "there are no more"
+    chance, seen, entries, reason = random.Random(seed), set[str](), dict[str, Entry](), ""
     for _ in range(ATTEMPTS * trials):
         diff = {path: _pick(values, chance.random()) for path, values in space.items()}
         label = labelled(diff)
         if label not in seen:
             seen.add(label)
             if why := invalid_reason(recipe, diff):
-                reason = f"another is not possible: {why}"
+                reason = why
             elif recipe.but(diff).settings != recipe.settings:
                 entries[label] = Entry(diff=diff)
         if len(entries) == trials:
             return entries
-    raise UserError(f"{trials} different trials were asked for and {len(entries)} found; {reason}")
+    if not entries and reason:
+        raise UserError(reason)
+    more = f"another is not possible: {reason}" if reason else "there are no more"
+    raise UserError(f"{trials} different trials were asked for and {len(entries)} found; {more}")
 
 
 def _pick(values: Values, part: float) -> object:

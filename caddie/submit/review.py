@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from caddie.errors import count
+from caddie.errors import UserError, count
 from caddie.report.tables import printable, table
 from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
@@ -56,6 +56,8 @@ def review(path: Path, against: Path | None = None) -> Review:
 
     Raises `UserError` for what is no folder or cannot be read. Every other oddity is a finding.
     """
+    if against is not None and os.path.realpath(path) == os.path.realpath(against):
+        raise UserError(f"{path} is --against itself; name the folder of its base")
     found = Findings()
     folder, stated = _read(path, found)
     size = _check_scripts(folder, stated, found)
@@ -144,7 +146,7 @@ def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
     written = [Decimal(number) for number in islice(numbers, _MOST_NUMBERS)]
     for what, score in (("val_bpb", claims.score), *((f"seed {k}", v) for k, v in claims.scores.items())):
         if not any(agree(number, score, _README_DIGITS) for number in written):
-            found.add("score-readme", name, f"{what} {score} is not in it")
+            found.add("score-readme", name, f"it does not state {what} {score}")
 
 
 def _check_held_out(folder: Folder, found: Findings) -> None:

@@ -176,7 +176,7 @@ def test_draws_leave_out_the_base_and_what_is_not_possible() -> None:
         draw(BASE, {DEPTH: Between(1, 4)}, 4)
     with pytest.raises(UserError, match=r"and 1 found; another is not possible: .*stride"):
         draw(BASE, {STRIDE: [16, 64]}, 2)
-    with pytest.raises(UserError, match=r"no setting model\.dept \(did you mean model\.depth"):
+    with pytest.raises(UserError, match=r"^no setting model\.dept \(did you mean model\.depth"):
         draw(BASE, {"model.dept": [1, 2]}, 1)
     with pytest.raises(UserError, match="a search needs a path"):
         draw(BASE, {}, 1)

@@ -811,7 +811,8 @@ def test_seeds_that_do_not_differ_have_no_p_value(tmp_path: Path) -> None:
     same = {"seed_results": {str(seed): {"val_bpb": 1.1} for seed in SCORES}}
     against = write_submission(tmp_path / "base", same)
     assert not [one for one in review(against).findings if one.rule.startswith("p-value")]
-    assert found(review(against, against), "p-value").sentence.endswith("here are 3, and the base has 3")
+    other = write_submission(tmp_path / "other", same)
+    assert found(review(other, against), "p-value").sentence.endswith("here are 3, and the base has 3")
 
 
 @pytest.mark.parametrize("track", ["track_10min_16mb", "track_non_record_16mb"])
@@ -822,3 +823,10 @@ def test_a_base_without_scores_gives_no_p_value_and_a_word(track: str, tmp_path:
     one = found(result, "p-value")
     assert (one.severity, one.sentence[:31]) == ("note", "no p-value against the base: it")
     assert one.sentence.endswith("here are 3, and the base has 0")
+
+
+def test_a_folder_is_not_its_own_base(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    (tmp_path / "b").symlink_to(folder)
+    with pytest.raises(UserError, match="is --against itself; name the folder of its base"):
+        review(folder, tmp_path / "b")
