@@ -6,10 +6,12 @@ A value carries labels. They start where a validation file is named and spread, 
 import ast
 from collections.abc import Sequence
 
-from caddie.submit.review_scopes import ALL, ENV, LOOKUP, LOSS, TEXT, Flow, Scope, defaults_of, plain, union, without
-from caddie.submit.review_script import Script, base_of, callee, chain, constant, last
+from caddie.submit.review_scopes import ALL, ENV, LOOKUP, LOSS, TEXT, Flow, Scope, defaults_of, plain, without
+from caddie.submit.review_script import Script, callee, chain, constant, last
 from caddie.submit.review_values import NO_GRADIENT, Values
 
+_MOST_KEYS = 8
+"""Keys of a dict by a comprehension that are told apart."""
 _ROUNDS = 7
 """Passes over the script while labels still spread; each follows any number of assignments in order."""
 
@@ -158,16 +160,21 @@ class _Walk(Values):
         """Return the labels of a dict's values by their constant keys; empty if it is not known."""
         if isinstance(value, ast.Dict) and value.keys and all(constant(key) is not None for key in value.keys):
             return {constant(key): self.value(one) for key, one in zip(value.keys, value.values, strict=True)}
-        if isinstance(value, ast.DictComp) and len(value.generators) == 1 and isinstance(value.key, ast.Name):
-            loop, name = value.generators[0], value.key.id
-            if isinstance(loop.iter, (ast.Tuple, ast.List)) and last(loop.target) == name:
-                parts = [one for one in ast.walk(value.value) if last(base_of(one)) != name]
-                leaves = [one for one in parts if isinstance(one, (ast.Name, ast.Attribute, ast.Constant))]
-                called = [last(one.func) for one in parts if isinstance(one, ast.Call)]
-                returned = (each.returns[None] for one in called for each in self.flow.functions(one))
-                rest = union(map(self.value, leaves)) | union(returned)
-                return {constant(key): rest | self.value(key) for key in loop.iter.elts}
+        if isinstance(value, ast.DictComp) and len(value.generators) == 1:
+            loop = value.generators[0]
+            if isinstance(loop.iter, (ast.Tuple, ast.List)) and last(value.key) == last(loop.target) != "":
+                return {
+                    constant(key): self.with_key(loop.target, key, value.value) for key in loop.iter.elts[:_MOST_KEYS]
+                }
         return {}
+
+    def with_key(self, target: ast.expr, key: ast.expr, value: ast.expr) -> int:
+        """Return the labels of an expression in which a target is `key`."""
+        self.bind(target, self.value(key))
+        self.known, before = {}, self.known
+        marks = self.value(value)
+        self.known = before
+        return marks
 
     def augment(self, node: ast.AugAssign) -> None:
         marks = self.value(node.value)
