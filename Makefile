@@ -50,6 +50,7 @@ docs: $(DOCS)
 	@echo build/site/index.html
 
 setup: $(CHECKS)
+	@echo "caddie is installed: $(VENV)/bin/caddie --help, or make demo"
 
 # pip compiles nothing: of 8,700 files that takes as long as all else, and Python compiles the third of them that is ever
 # imported by itself, once.
