@@ -129,13 +129,8 @@ def _times(number: Number, factor: float) -> Number:
 
 
 def small_cap(recipe: Recipe, twin: Recipe) -> int:
-    """Return the bytes that hold each of the twin's parameters in as many bits as the recipe's cap does.
-
-    For a twin whose steps of rounding are finer, as many bits more.
-    """
-    size = SCALES[twin.name.removeprefix(f"{recipe.name}_")]
-    more = math.log2(recipe.model.width / size.width) / 2 if size.finer else 0.0
-    return recipe.pack.cap_bytes * twin.parameters // recipe.parameters + int(more * twin.parameters / 8)
+    """Return the bytes that hold each of the twin's parameters in as many bits as the recipe's cap does."""
+    return recipe.pack.cap_bytes * twin.parameters // recipe.parameters
 
 
 def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Recipe:

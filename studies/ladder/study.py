@@ -8,9 +8,9 @@ an eighth of the time to score.
 `wider` is the same at width 64, in bfloat16, where twins read a tenth of the tokens for each parameter.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
-champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the part of the
-contest's that its size is of the best record: as many bytes for each weight of that record as it has at full size, and
-at width 32 two bits more, as its steps are finer.
+champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the file of the
+best record's twin with random seed 1. At width 64 it is as many bytes for each weight of that record as it has at full
+size.
 `champion` asks of the last two alone, with five random seeds. Its rows are of twins that read documents in the order of
 the text, as their recipes do.
 
@@ -48,6 +48,7 @@ RUNGS = (
 )
 RECORD, CHAMPION = RUNGS[-2:]
 PRECISIONS = {"scale": "bfloat16", "scale32": "float32"}
+CHAMPION_BYTES = {"scale": small_cap(find(RECORD), find(f"{RECORD}_scale")), "scale32": 161_896}
 COMPARABLE = {"baseline": 1.2275}
 """Public scores on the contest's current validation text, where a recipe's first one is of another."""
 
@@ -57,7 +58,7 @@ def twin(name: str, suffix: str) -> Recipe:
     recipe = find(f"{name}_{suffix}")
     diff = {**AT_SCALE_COMPILED, "train.precision": PRECISIONS[suffix], "score.stride": max(64, recipe.score.stride)}
     if name == CHAMPION:
-        diff |= {"pack.policy": None, "pack.cap_bytes": small_cap(find(RECORD), find(f"{RECORD}_{suffix}"))}
+        diff |= {"pack.policy": None, "pack.cap_bytes": CHAMPION_BYTES[suffix]}
     return recipe.but(diff)
 
 
