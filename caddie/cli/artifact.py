@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caddie.cli.exits import judge
-from caddie.cli.options import FILE, SCORER, Finite, load_artifact, options, path_argument, settings_argument, tell
+from caddie.cli.options import FILE, SCORER, Finite, load_artifact, options, settings_argument, tell
 from caddie.config import assignments
 from caddie.errors import CheckFailed, UserError
 from caddie.files import check_new_file, read_file, replacing
@@ -54,7 +54,7 @@ def _text(artifact: Artifact, data: str | None) -> str | None:
 
 
 @click.command()
-@path_argument("artifact")
+@click.argument("artifact", type=FILE)
 @settings_argument
 @click.option(
     "--scorer",
@@ -119,7 +119,7 @@ def verify(
 
 
 @click.command()
-@path_argument("artifact")
+@click.argument("artifact", type=FILE)
 @settings_argument
 @click.option("--scorer", metavar="FILE.py:NAME", type=SCORER, help="Score with a class of your own.")
 @click.option(
@@ -176,7 +176,7 @@ def score(
 
 
 @click.command()
-@path_argument("artifact")
+@click.argument("artifact", type=FILE)
 @click.option("--prompt", default="", help="Text to continue.")
 @click.option("--tokens", type=click.IntRange(1, 100_000), default=120, show_default=True, help="Tokens to generate.")
 @click.option(
@@ -196,8 +196,8 @@ def sample(
 
 
 @click.command()
-@path_argument("artifact")
-@path_argument("file")
+@click.argument("artifact", type=FILE)
+@click.argument("file", type=FILE)
 @click.option("--out", type=FILE, help=f"File to write, else FILE with {ENDING} added.")
 @options("parts", "json", "quiet")
 @ends_on_interrupt
@@ -211,8 +211,8 @@ def compress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_json
 
 
 @click.command()
-@path_argument("artifact")
-@path_argument("file")
+@click.argument("artifact", type=FILE)
+@click.argument("file", type=FILE)
 @click.option("--out", type=FILE, help=f"File to write, else FILE without {ENDING}.")
 @options("parts", "json", "quiet")
 @ends_on_interrupt

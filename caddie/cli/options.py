@@ -37,7 +37,7 @@ class _Path(click.Path):
 
 
 FILE = _Path(path_type=Path)
-"""Type of an option that names a file or folder."""
+"""Type of an option or argument that names a file or folder."""
 FOLDER = _Path(path_type=Path, readable=False)
 PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
 
@@ -86,7 +86,7 @@ def complete_recipe(context: click.Context, parameter: click.Parameter, typed: s
     return begun or FILE.shell_complete(context, parameter, typed)
 
 
-def recipe_argument(name: str = "recipe", **settings: Any) -> Decorator:
+def recipe_argument(name: str, **settings: Any) -> Decorator:
     """Return an argument that names a recipe."""
     return click.argument(name, shell_complete=complete_recipe, **settings)
 
@@ -161,11 +161,6 @@ def settings_option(name: str, metavar: str, required: bool = False) -> Decorato
 
 
 settings_argument = settings_option("settings", "[PATH=VALUE]...")
-
-
-def path_argument(name: str, metavar: str | None = None) -> Decorator:
-    """Return an argument that names a file or folder."""
-    return click.argument(name, metavar=metavar, type=FILE)
 
 
 def is_setting(word: str) -> bool:

@@ -20,7 +20,6 @@ from caddie.cli.options import (
     PATH,
     named_recipe,
     options,
-    path_argument,
     recipe_argument,
     settings_argument,
     tell,
@@ -167,7 +166,7 @@ def train(
 
 
 @click.command()
-@path_argument("folder", metavar="RUN")
+@click.argument("folder", metavar="RUN", type=FILE)
 @click.option("--gpus", type=click.IntRange(1), help="Processes, one for each GPU if any; by default those of RUN.")
 @click.option("--data", metavar="PATH", type=PATH, help="The text of RUN or its corpus; by default where RUN found it.")
 @options("parts", "out", "json", "quiet")
@@ -209,7 +208,7 @@ def replay(
 
 
 @click.command()
-@path_argument("folder", metavar="RUN")
+@click.argument("folder", metavar="RUN", type=FILE)
 @settings_argument
 @click.option("--out", metavar="FILE", type=FILE, help="File to write.")
 @click.option("--compare", is_flag=True, help="Write nothing; compare all quantizers and codings on RUN.")

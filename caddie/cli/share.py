@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from caddie.cli.options import FILE, TRACKERS, load_artifact, options, path_argument, tell
+from caddie.cli.options import FILE, TRACKERS, load_artifact, options, tell
 from caddie.errors import UserError, count
 from caddie.report.display import Display
 from caddie.runtime.interrupt import ends_on_interrupt, when_input_ends
@@ -24,7 +24,7 @@ _LACKING = {
 
 
 @click.command()
-@path_argument("run")
+@click.argument("run", type=FILE)
 @click.argument("place", metavar="hf:USER/NAME")
 @click.option("--license", "license_name", metavar="ID", help="Licence by its hub identifier, such as mit.")
 @click.option("--private", is_flag=True, help="Push only to a private repository; create it if missing.")
@@ -46,7 +46,7 @@ def push(run: Path, place: str, license_name: str | None, private: bool, as_json
 
 
 @click.command()
-@path_argument("artifact")
+@click.argument("artifact", type=FILE)
 @click.option("--to", "form", metavar="FORMAT", required=True, help="html, safetensors or transformers.")
 @click.option("--out", metavar="PATH", type=FILE, help="Path, else NAME.html or NAME-FORMAT beside ARTIFACT.")
 @options("parts", "json")
@@ -66,7 +66,7 @@ def export(artifact: Path, form: str, out: Path | None, parts: tuple[Path, ...],
 
 
 @click.command()
-@path_argument("folder", metavar="RUN")
+@click.argument("folder", metavar="RUN", type=FILE)
 @click.option("--to", "kind", type=click.Choice(TRACKERS), required=True, help="The tracker.")
 @click.option("--follow", is_flag=True, hidden=True, help="Follow a run until standard input ends.")
 @options("json")
@@ -94,7 +94,7 @@ def track(folder: Path, kind: str, follow: bool, as_json: bool) -> None:
 
 
 @click.command("lm-eval", context_settings={"ignore_unknown_options": True})
-@path_argument("artifact")
+@click.argument("artifact", type=FILE)
 @click.argument("arguments", metavar="[LM-EVAL OPTION]...", nargs=-1, type=click.UNPROCESSED)
 @options("parts")
 def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...]) -> None:
@@ -152,7 +152,7 @@ def submit(runs: tuple[Path, ...], out: Path, as_json: bool, quiet: bool, **abou
 
 
 @click.command()
-@path_argument("folder", "FOLDER")
+@click.argument("folder", metavar="FOLDER", type=FILE)
 @click.option("--against", metavar="FOLDER", type=FILE, help="Folder of the submission to beat, for the p-value.")
 @options("json")
 def review(folder: Path, against: Path | None, as_json: bool) -> int:
