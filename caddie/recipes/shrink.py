@@ -99,8 +99,7 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     if isinstance(recipe.train.loader, SequentialStream | PackedDocuments):
         diff["train.loader"] = ShuffledSequences()
     for rule, quantizer in recipe.pack.quantizers.items() if size.finer else ():
-        if (finer := quantizer.coarser((size.width / recipe.model.width) ** 0.5)) != quantizer:
-            diff[f"pack.quantizers.{rule}"] = finer
+        diff[f"pack.quantizers.{rule}"] = quantizer.coarser((size.width / recipe.model.width) ** 0.5)
     for name in ("weight_decay", "cautious_decay"):
         decays = _of_optimizers(recipe.train, name)
         diff |= {f"train.{path}": _times(decay, size.batch**-0.5) for path, decay in decays.items()}
@@ -179,10 +178,8 @@ def _twin_model(model: GPT, size: Size) -> dict[str, Any]:
         },
         "block": model.block.but(_twin_block(model, size, channels)),
     }
-    again = model.recurrence
-    if again:
-        again = replace(again, first=layer(again.first), last=layer(again.last))
-        diff["recurrence"] = again
+    if again := model.recurrence:
+        diff["recurrence"] = again = replace(again, first=layer(again.first), last=layer(again.last))
     if model.dense_connections:
         passes, fewer = len(model.longest_order), len(again.order(depth, again.most)) if again else depth
         diff["dense_connections"] = model.dense_connections.renumbered(
@@ -229,8 +226,7 @@ def _mini_training(train: Train) -> dict[str, Any]:
     """Return what a twin of half a minute changes in training, where numbers of steps become parts of the run."""
     steps = TOKENS / max(all_values(train.batch_tokens))
     diff: dict[str, Any] = {"train.seconds": 30, "train.steps": None}
-    if (schedule := _twin_schedule(train.lr_schedule, steps)) != train.lr_schedule:
-        diff["train.lr_schedule"] = schedule
+    diff["train.lr_schedule"] = _twin_schedule(train.lr_schedule, steps)
     if isinstance(train.averaging, EMA):
         fraction = min(1.0, 1.0 / (1.0 - train.averaging.decay) / steps)
         diff["train.averaging"] = ProgressEMA(fraction=fraction)
