@@ -52,21 +52,19 @@ def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documen
         block = cast(BlockModule, model.blocks[layer])
         products += passes * (_products(block) - _products(block.later_mlps))  # those take the place of the first MLP
         if (attention := gpt.blocks[layer].attention) is not None:
-            visible = mean_visible(attention, length, train_progress)
-            if documents is not None and getattr(attention, "scope", "row") == "document":
-                visible = min(visible, documents)
-            attended += passes * gpt.width * visible
+            attended += passes * gpt.width * _mean_visible(attention, length, train_progress, documents)
     return Flops(products, attended)
 
 
-def mean_visible(attention: Attention, length: int, train_progress: TrainProgress) -> float:
+def _mean_visible(attention: Attention, length: int, train_progress: TrainProgress, documents: float | None) -> float:
     """Return the mean number of positions that a query of a row of `length` tokens attends to, its own included."""
-    longest = getattr(attention, "longest", None)
-    if getattr(attention, "scope", "row") == "document" and longest is not None:
+    by_document, longest = getattr(attention, "scope", "row") == "document", getattr(attention, "longest", None)
+    if by_document and longest is not None:
         length = min(length, int_at(longest, train_progress))
     window = getattr(attention, "window", None)
     width = length if window is None else min(length, int_at(window, train_progress))
-    return width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions
+    mean = width - width * (width - 1) / (2 * length)  # the first `width` queries see 1, 2, ... positions
+    return min(mean, documents) if by_document and documents is not None else mean
 
 
 def _products(module: nn.Module) -> int:
