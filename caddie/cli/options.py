@@ -30,7 +30,6 @@ class _Path(click.Path):
     """A path; click's own takes an empty one, such as a variable that was never set, for the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path, or fail."""
         if value == "":
             self.fail("it is empty; name a file or folder.", param, ctx)
         return super().convert(value, param, ctx)
@@ -46,7 +45,6 @@ class _Scorer(click.types.StringParamType):
     """A user's scorer, FILE.py:NAME, or known_bad:NAME; looked at before an artifact is loaded, which takes seconds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name, or fail."""
         from caddie.config.userfile import read_source, split_name
 
         if not value:
@@ -70,7 +68,6 @@ class Finite(click.FloatRange):
     """A range of finite numbers; click's own lets NaN through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse a number, or fail."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)

@@ -79,7 +79,6 @@ class NumberRange(Range):
     """Inclusive bounds of a number, and of every value of a schedule."""
 
     def check(self, value: object, name: str) -> None:
-        """Raise `UserError` for a number, or a schedule that reaches one, outside of the bounds."""
         super().check(value, name)
         for end in value.ends() if isinstance(value, Schedule) else ():
             self.check(end, f"{name}, a {type(value).__name__},")

@@ -26,6 +26,5 @@ class PhaseMix(ResidualMix):
     """Start from the input in early layers, from the stream in late ones: a = σ(3(l/(depth - 1) - ½)), b = 1 - a."""
 
     def initial(self, layer: int, depth: int) -> Initial:
-        """Return the phase of `layer` and its complement."""
         a = 1.0 / (1.0 + math.exp(-3.0 * (layer / max(depth - 1, 1) - 0.5)))
         return RowConstants(values=(a, 1.0 - a))

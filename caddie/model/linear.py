@@ -92,7 +92,6 @@ class Dense(LinearMap):
         return Linear(inputs, outputs, self.initial)
 
     def build_output(self, inputs: int, outputs: int) -> Part:
-        """Return the linear layer, initially zero."""
         return Linear(inputs, outputs, Constant(value=0.0), normed=self.normed)
 
 

@@ -39,5 +39,4 @@ class DepthScaledNorm(Norm):
     """RMSNorm over the root of the layer's number, from 1: deep layers start with smaller inputs ("LN scale")."""
 
     def scale(self, layer: int) -> float:
-        """Return 1/√(layer + 1), layers counted from 0."""
         return 1.0 / math.sqrt(layer + 1)

@@ -82,7 +82,6 @@ class Orthogonal(Initial):
     """Length of a row or column."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Draw a normal matrix and take the orthogonal factor of its QR decomposition."""
         nn.init.orthogonal_(tensor, self.gain, generator)
 
 
@@ -93,7 +92,6 @@ class Overtone(Initial):
     """Standard deviation of the values before the spectrum is shaped."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Draw, and replace singular value number k, from 1, by S₀ k^(-1/2)."""
         u, s, v = torch.linalg.svd(tensor.normal_(0.0, self.std, generator=generator), full_matrices=False)
         falling = s[0] * torch.arange(1, len(s) + 1, dtype=s.dtype).rsqrt()
         tensor.copy_((u * falling) @ v)

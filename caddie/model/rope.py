@@ -71,7 +71,6 @@ class NTKRoPE(RoPE):
     """Row length; up to the native length nothing changes."""
 
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the powers of the raised base."""
         stretch = max(1.0, self.length / self.native_length)
         base = self.base * stretch ** (dims / (dims - 2)) if dims > 2 else self.base
         return _powers(base, dims, device, dtype)
@@ -90,7 +89,6 @@ class YaRNRoPE(RoPE):
     """Row length."""
 
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the powers of the base, divided along the ramp."""
         pair = torch.arange(0, dims, 2, dtype=dtype, device=device) / dims
         ramp = ((pair - 0.25) / 0.75).clamp(0.0, 1.0)
         return _powers(self.base, dims, device, dtype) / (1.0 + ramp * (self.length / self.native_length - 1.0))
