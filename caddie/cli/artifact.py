@@ -67,13 +67,7 @@ def _text(artifact: Artifact, data: str | None) -> str | None:
 @options("held_out_text", "parts", "audit_seconds", "json", "quiet")
 @ends_on_interrupt
 def verify(
-    artifact: Path,
-    settings: tuple[str, ...],
-    data: str | None,
-    parts: Parts,
-    as_json: bool,
-    quiet: bool,
-    **how: Any,
+    artifact: Path, settings: tuple[str, ...], data: str | None, parts: Parts, as_json: bool, quiet: bool, **how: Any
 ) -> int:
     """Check ARTIFACT and probe its scorer for cheats. The probes run in a sandbox.
 

@@ -17,13 +17,7 @@ from caddie.report.display import Display
 @click.option("--quick", is_flag=True, help="Skip timing; estimate from a published speed where one is known.")
 @options("parts", "json", "quiet")
 def doctor(
-    recipe: str,
-    settings: tuple[str, ...],
-    seconds: float | None,
-    gpus: int,
-    as_json: bool,
-    quiet: bool,
-    **how: Any,
+    recipe: str, settings: tuple[str, ...], seconds: float | None, gpus: int, as_json: bool, quiet: bool, **how: Any
 ) -> int:
     """Check this machine and estimate whether RECIPE fits it. RECIPE is tiny by default.
 

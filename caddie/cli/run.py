@@ -15,15 +15,7 @@ import click
 from click.core import ParameterSource
 
 from caddie.cli.exits import judge, resume_hint
-from caddie.cli.options import (
-    FILE,
-    PATH,
-    named_recipe,
-    options,
-    recipe_argument,
-    settings_argument,
-    tell,
-)
+from caddie.cli.options import FILE, PATH, named_recipe, options, recipe_argument, settings_argument, tell
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
 from caddie.config.userfile import user_files

@@ -45,10 +45,7 @@ _run_options = all_of(
     click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
     click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
     click.option(
-        "--gpus",
-        type=click.IntRange(0),
-        default=0,
-        help="GPUs of each run; 0: one if available, none on Slurm.",
+        "--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0: one if available, none on Slurm."
     ),
     click.option("--workers", type=click.IntRange(1), help="Runs at once, 1 by default; not for Ray."),
     click.option(

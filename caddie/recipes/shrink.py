@@ -72,11 +72,7 @@ SCALES = {
     "scale32": Size(width=32, depth=1, batch=192, heads=2, rank=16, buckets=16, rotary=16, finer=True),
 }
 """Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
-AT_SCALE = {
-    "data.validation_fraction": 0.005,
-    "train.steps": None,
-    "pack.calibration": TrainingText(tokens=16_384),
-}
+AT_SCALE = {"data.validation_fraction": 0.005, "train.steps": None, "pack.calibration": TrainingText(tokens=16_384)}
 """Changes of such twins in a study of equal modelled time: the budget is the study's, little text is scored."""
 AT_SCALE_COMPILED = {**AT_SCALE, "train.precision": "bfloat16", "train.compile": "always"}
 """The same as records are trained: compiled, in bfloat16. Steps take 0.62 of the time (`docs/log.md`, 2026-11-26)."""
