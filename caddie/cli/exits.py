@@ -38,6 +38,8 @@ def end(command: Callable[[], object]) -> NoReturn:
         status = command()
     except SystemExit as error:
         status = error.code if sys.stdout is streams[0] else _CLOSED_PIPE  # for which click wraps it, and exits with 1
+        if isinstance(status, str):  # what a library or a user's own class says last
+            status = fail(status, 1)
     except (KeyboardInterrupt, click.exceptions.Abort):
         status = _stopped(signal.SIGINT)
     except Terminated:
