@@ -11,8 +11,6 @@ from torch import Tensor
 from caddie.config import Config, Count, Positive, Range
 from caddie.errors import UserError
 
-Dims = Annotated[int, Range(2, 1 << 16)]
-
 
 class RoPE(Config):
     """Socket: rotation frequencies of the channel pairs. They do not depend on the length of the row at hand.
@@ -20,7 +18,7 @@ class RoPE(Config):
     So short and long rows rotate equally, and a row may grow while it is generated.
     """
 
-    dims: Dims | None = None
+    dims: Annotated[int, Range(2, 1 << 16)] | None = None
     """Leading channels of a head that are rotated, an even number, or none for all (partial RoPE)."""
     base: Positive = 10_000.0
     """Base θ; the slowest pair rotates by about 1/θ per position."""
