@@ -63,20 +63,20 @@ def _smallest(data: bytes) -> tuple[int, Codec]:
     return min(((len(codec.encode(data)), codec) for codec in (Brotli(), Lzma())), key=itemgetter(0))
 
 
-def modules_needed(roots: Sequence[str]) -> dict[str, str]:
-    """Return path, with slashes, and source of these modules and of all of caddie that they import."""
-    modules, files = _modules(_PACKAGE), dict[str, str]()
+def modules_needed(roots: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return path, with slashes, and source of these modules and of all of caddie that they import, by dotted name."""
+    modules, found = _modules(_PACKAGE), dict[str, tuple[str, str]]()
     wanted = list(roots)
     while wanted:
-        path, content = modules[wanted.pop()]
-        if path in files:
+        if (name := wanted.pop()) in found:
             continue
-        files[path] = text = content.decode()
+        path, content = modules[name]
+        found[name] = path, (text := content.decode())
         for imported in _imported(text):
             parts = imported.split(".")
             around = (".".join(parts[:count]) for count in range(len(parts), 1, -1) if parts[0] == "caddie")
             wanted += [module for module in around if module in modules][:1]
-    return files
+    return found
 
 
 @cache
@@ -86,7 +86,7 @@ def source_needed(roots: tuple[str, ...] = SCORING) -> Bundle:
     A folder's `__init__` is left empty unless something is imported from it, because its exports import the whole
     folder.
     """
-    sources = modules_needed(roots)
+    sources = dict(modules_needed(roots).values())
     libraries = {name.partition(".")[0] for text in sources.values() for name in _imported(text)}
     libraries -= {"caddie", *sys.stdlib_module_names}
     folders = {folder for path in sources for folder in [*Path(path).parents][:-1]}

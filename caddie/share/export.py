@@ -6,8 +6,8 @@ load, with the code of model and tokenizer. The page is `html_page.py`'s.
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from caddie.errors import UserError, suggest
@@ -145,23 +145,18 @@ def standalone() -> dict[str, str]:
 
     The files import one another by relative imports, as transformers wants of the code beside a model.
     """
-    sources = modules_needed(CODE)
-    modules = {_dotted(path) for path in sources}
+    modules = modules_needed(CODE)
     return {
-        f"{_name(_dotted(path))}.py": _HEAD.format(path=path) + _rewritten(text, modules)
-        for path, text in sorted(sources.items())
+        f"{_name(module)}.py": _HEAD.format(path=path) + _rewritten(text, modules.keys())
+        for module, (path, text) in modules.items()
     }
-
-
-def _dotted(path: str) -> str:
-    return ".".join(PurePosixPath(path).with_suffix("").parts).removesuffix(".__init__")
 
 
 def _name(module: str) -> str:
     return module.removeprefix(_ROOT).replace(".", "_")
 
 
-def _rewritten(text: str, modules: set[str]) -> str:
+def _rewritten(text: str, modules: Collection[str]) -> str:
     """Return the source with every import of caddie's modules made relative, and none for type checkers alone.
 
     Libraries that a function imports may be missing where the function is not called, which transformers takes from a
@@ -198,7 +193,7 @@ def _imports(node: ast.AST, inside: bool) -> Iterator[ast.stmt]:
             yield from _imports(child, inside or isinstance(child, ast.FunctionDef))
 
 
-def _relative(node: ast.ImportFrom, modules: set[str]) -> Iterator[str]:
+def _relative(node: ast.ImportFrom, modules: Collection[str]) -> Iterator[str]:
     names = []
     for alias in node.names:
         if (inner := f"{node.module}.{alias.name}") in modules:
