@@ -41,7 +41,6 @@ class Stored(Codec):
         return data
 
     def decode(self, data: bytes, size: int) -> bytes:
-        """Return `data` if it is `size` bytes long."""
         return _whole(self, data, size, True)
 
 

@@ -51,7 +51,6 @@ class FillCap(Fit):
     """
 
     def check(self, quantizers: Iterable[Quantizer]) -> None:
-        """Raise `UserError` if no quantizer has steps to choose."""
         if all(quantizer.coarser(2.0) == quantizer for quantizer in quantizers):
             raise UserError(
                 "pack.fit: none of pack.quantizers has steps to choose; set one to Waterfilling or to rows "
@@ -59,7 +58,6 @@ class FillCap(Fit):
             )
 
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
-        """Return the finest candidate that fits."""
         self.check(quantizers.values())
         seen: dict[float, Candidate] = {}
         place: float | None = 0.0
@@ -85,7 +83,6 @@ class PruneOnes(Fit):
     """
 
     def check(self, quantizers: Iterable[Quantizer]) -> None:
-        """Raise `UserError` if no quantizer has integers to prune."""
         if not any(map(_prunable, quantizers)):
             raise UserError(
                 "pack.fit: none of pack.quantizers has integers that PruneOnes prunes; set one to rows or GPTQ "

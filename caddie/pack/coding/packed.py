@@ -32,7 +32,6 @@ class Packed(ArrayCodec):
     the square of the rows."""
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
-        """Return the bytes of the array, laid out and compressed."""
         dtype = checked(array.dtype)
         if type(self.codec) not in _CODECS:
             raise UserError(f"{type(self.codec).__name__} is not one of {', '.join(c.__name__ for c in _CODECS)}")

@@ -56,7 +56,6 @@ class Writer(SymbolCoder):
         self._groups: list[tuple[Symbols, Integers]] = []
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Keep the symbols."""
         self._groups += zip(np.split(symbols, counts[:-1].cumsum()), weights, strict=True)
 
     def finish(self, seal: int) -> bytes:
@@ -77,7 +76,6 @@ class Reader(SymbolCoder):
         self._coder = constriction.stream.stack.AnsCoder(words)
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Fill the symbols in."""
         start = 0
         for each, count in zip(weights, counts.tolist(), strict=True):
             # The rest of a whole stream is never shorter than its seal.
@@ -99,7 +97,6 @@ class Meter(SymbolCoder):
         self.size = 0
 
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Add the symbols' code lengths."""
         logs = log2(weights[np.arange(len(counts)).repeat(counts), symbols] + 1)
         self.size += len(symbols) * PRECISION_BITS * PER_OCTAVE - int(logs.sum())
 

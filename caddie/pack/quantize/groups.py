@@ -43,7 +43,6 @@ class Ternary(Quantizer):
         return {"packed": (digits.reshape(-1, _TRITS) * _POWERS).sum(1, dtype=np.uint8), "steps": stored}
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return trits · steps."""
         steps = torch.from_numpy(arrays["steps"].astype(np.float32))
         if self.packed:  # a byte over 242, which nothing packs, gives its digits too
             trits = (arrays["packed"][:, None] // _POWERS % 3).reshape(-1)[: len(steps) * self.group]
@@ -53,7 +52,6 @@ class Ternary(Quantizer):
         return _ungrouped(groups * self._factors(groups, steps), shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return trits of the weight's shape, or their bytes, and one step for each group."""
         groups = _group_count(shape, self.group)
         steps = (np.dtype("<f2"), (groups,))
         if self.packed:
@@ -61,7 +59,6 @@ class Ternary(Quantizer):
         return {"integers": (np.dtype(np.int8), shape), "steps": steps}
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """Return trits · steps."""
         groups = _groups(weight.float(), self.group)
         steps = _mean_steps(groups.detach())
         trits = _in_steps(groups.detach(), steps).round()
@@ -89,19 +86,16 @@ class Binary(Quantizer):
         return {"packed": packed, "steps": steps.numpy().astype("<f2")}
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return signs · steps."""
         positive = np.unpackbits(arrays["packed"], count=math.prod(shape), bitorder="little")
         signs = torch.from_numpy(positive.astype(np.float32) * 2 - 1).reshape(shape)
         steps = torch.from_numpy(arrays["steps"].astype(np.float32))
         return _ungrouped(_groups(signs, self.group) * steps[:, None], shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return a bit for each weight and one step for each group."""
         steps = (np.dtype("<f2"), (_group_count(shape, self.group),))
         return {"packed": (np.dtype(np.uint8), (-(-math.prod(shape) // 8),)), "steps": steps}
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """Return signs · steps."""
         groups = _groups(weight.float(), self.group)
         steps = _mean_steps(groups.detach(), self._sizes(weight.shape))
         return _ungrouped(_signs(_with_gradient(groups, steps), rounding) * steps[:, None], weight.shape)

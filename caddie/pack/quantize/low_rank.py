@@ -65,7 +65,6 @@ class LowRank(Wrapper, Quantizer):
         return found
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return the weight that `of` reads, plus A B."""
         return self.of.dequantize(arrays, shape) + self.product(arrays).reshape(shape)
 
     def product(self, arrays: Mapping[str, np.ndarray]) -> Tensor:
@@ -79,7 +78,6 @@ class LowRank(Wrapper, Quantizer):
         return factors[0] @ factors[1]
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return the arrays of `of`, both factors and their steps."""
         rows, columns = rows_shape(shape)
         rank = min(self.rank, rows, columns)
         steps = (1, rank * columns // self.group) if self._grouped(shape) else (rows, rank)

@@ -36,7 +36,6 @@ class Protected(Wrapper, Quantizer):
 
     @property
     def dequantizer(self) -> Quantizer:
-        """The same without the settings of rounding."""
         return Protected(of=Gptq(of=self._rows.dequantizer), start=self.start, columns=self.columns)
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
@@ -52,7 +51,6 @@ class Protected(Wrapper, Quantizer):
         return arrays | {"fine_steps": self._rows.stored(fine.steps).numpy().astype(arrays["steps"].dtype)}
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return integers · steps, with the group's own steps in its columns."""
         restored = self.of.dequantize(arrays, shape)
         integers = as_rows(torch.from_numpy(arrays["integers"].astype(np.float32)).reshape(shape))
         steps = torch.from_numpy(arrays["fine_steps"].astype(np.float32))
@@ -67,7 +65,6 @@ class Protected(Wrapper, Quantizer):
         return torch.where(inside, fine, rows).reshape(weight.shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of `of`, and as many steps again."""
         found = self.of.layout(shape)
         return found | {"fine_steps": found["steps"]}
 

@@ -28,7 +28,6 @@ class Rotated(Wrapper, Quantizer):
             raise UserError(f"Rotated cannot be of {type(self.of).__name__}; choose Rows or Gptq")
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
-        """Return the arrays of `of` for the rotated weight and the rotated statistics."""
         inputs, columns = (
             None if moments is None else rotated(rotated(moments).mT).mT
             for moments in (calibration.inputs, calibration.columns)
@@ -37,11 +36,9 @@ class Rotated(Wrapper, Quantizer):
         return self.of.quantize(weight, Calibration(inputs, calibration.rows, columns))
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return the weight that `of` reads, rotated back."""
         return rotated(self.of.dequantize(arrays, shape))
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """Return the fake quantization of the rotated weight by `of`, rotated back."""
         return rotated(self.of.fake(rotated(weight.float().clamp(-LARGEST, LARGEST)), rounding))
 
 

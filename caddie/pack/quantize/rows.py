@@ -30,16 +30,13 @@ class Rows(Quantizer):
 
     @property
     def dequantizer(self) -> Rows:
-        """The same without the choice of the steps."""
         return self.but(scale=Percentile())
 
     @property
     def calibrated(self) -> bool:
-        """True if the scale is calibrated."""
         return self.scale.calibrated
 
     def coarser(self, factor: float) -> Rows:
-        """Return the same with a coarser scale."""
         return self.but(scale=self.scale.coarser(factor))
 
     @property
@@ -78,20 +75,17 @@ class Rows(Quantizer):
         return half(steps) if self.steps == "float16" else steps
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return integers · steps."""
         integers = _unpack(arrays["packed"], self.bits, math.prod(shape)) if self.packed else arrays["integers"]
         rows = as_rows(torch.from_numpy(integers.astype(np.float32)).reshape(shape))
         return (rows * torch.from_numpy(arrays["steps"].astype(np.float32))[:, None]).reshape(shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return integers of the weight's shape, or their bytes, and one step per row."""
         steps = (self._step_dtype, (rows_shape(shape)[0],))
         if self.packed:
             return {"packed": (np.dtype(np.uint8), (_packed_bytes(math.prod(shape), self.bits),)), "steps": steps}
         return {"integers": (np.dtype(np.int8), shape), "steps": steps}
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """Return integers · steps, without a calibration."""
         rows = as_rows(weight.float())
         values = rows.detach()
         grid = self.grid(values)

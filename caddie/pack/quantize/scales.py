@@ -113,11 +113,9 @@ class SigmaClip(Scale):
 
     @property
     def calibrated(self) -> bool:
-        """True if rows differ in importance."""
         return self.importance > 0
 
     def coarser(self, factor: float) -> SigmaClip:
-        """Return the same with `factor` times as many standard deviations."""
         return self.but(k=self.k * factor)
 
     def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:

@@ -99,7 +99,6 @@ class Trellis(WaterfillingSteps, Quantizer):
     """Number of states. More gain a little and quantize more slowly; reading takes the same time."""
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
-        """Return what the integers stand for · row steps · column steps · step."""
         integers = arrays["integers"].reshape(rows_shape(shape))
         along, across = np.split(arrays["chained"] != 0, [len(integers)])
         values, inside = integers.astype(np.float32), np.ix_(along, across)
@@ -113,7 +112,6 @@ class Trellis(WaterfillingSteps, Quantizer):
 
     @property
     def dequantizer(self) -> Trellis:
-        """The same number of states."""
         return Trellis(states=self.states)
 
     def _rounding(self, weights: Tensor) -> RoundColumn:

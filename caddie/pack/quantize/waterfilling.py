@@ -132,7 +132,6 @@ class Waterfilling(WaterfillingSteps, Quantizer):
 
     @property
     def dequantizer(self) -> Quantizer:
-        """The default: no setting is needed to dequantize."""
         return Waterfilling()
 
 
