@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read(path: Path) -> container.Contents:
-    contents = container.read(path, _limits(path))
+    contents = container.read(path, _raw_bytes(path))
     for name in (CONFIG, MANIFEST, TOKENIZER):
         if name not in contents.sections:
             raise UserError(f"{path} is not a complete artifact: it has no {name}")
@@ -201,11 +201,11 @@ def _tokenizer(sections: Mapping[str, bytes]) -> tuple[Manifest, Tokenizer]:
     return manifest, tokenizer
 
 
-def _limits(path: Path) -> container.Limits:
+def _raw_bytes(path: Path) -> int:
+    """Return the most bytes that a file's sections may have."""
     with suppress(OSError, ValueError):  # reading the file says what is wrong with it
-        raw_bytes = min(container.LIMITS.raw_bytes, max(_SMALLEST_BOMB, _RATIO * path.stat().st_size))
-        return replace(container.LIMITS, raw_bytes=raw_bytes)
-    return container.LIMITS
+        return min(container.RAW_BYTES, max(_SMALLEST_BOMB, _RATIO * path.stat().st_size))
+    return container.RAW_BYTES
 
 
 def _check_rules(config: Mapping[str, Any], weights: int) -> None:

@@ -16,7 +16,7 @@ The table is written by column, which compresses best: the count of sections (4 
 raw lengths and the CRC-32s of their raw bytes (4 bytes each); their names, then the names of their codecs, in UTF-8
 with a line feed after each.
 
-A file from a stranger is refused or read within `Limits`; nothing in it is executed. Checksums find damage, not
+A file from a stranger is refused or read within limits; nothing in it is executed. Checksums find damage, not
 forgery.
 """
 
@@ -38,24 +38,13 @@ from caddie.pack.codecs import Brotli, Codec, Stored
 
 MAGIC = b"caddie"
 VERSION = 1
+FILE_BYTES, RAW_BYTES, TABLE_BYTES, SECTIONS = 1 << 30, 2 << 30, 16 << 20, 65_536
+"""Upper limits on a file's size and on the memory that reading it takes."""
 _HEADER = struct.Struct("<6sHIII")
 _DIGEST_BYTES = 32
 _NAME_BYTES = 1024
 _TABLE_CODEC = Brotli()
 _DAMAGED = "the file is damaged; copy or make it again"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Upper limits on a file's size and on the memory that reading it takes."""
-
-    file_bytes: int = 1 << 30
-    raw_bytes: int = 2 << 30
-    table_bytes: int = 16 << 20
-    sections: int = 65_536
-
-
-LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -93,23 +82,23 @@ def pack(sections: Sequence[Section]) -> bytes:
     stored = [section.data if isinstance(section.codec, Stored) else _encoded(section) for section in sections]
     codecs = [type(section.codec).__name__ for section in sections]
     names, lengths = [section.name for section in sections], [len(section.data) for section in sections]
-    _check_entries([*map(Entry, names, codecs, map(len, stored), lengths)], LIMITS)
+    _check_entries([*map(Entry, names, codecs, map(len, stored), lengths)], RAW_BYTES)
     numbers = [*map(len, stored), *lengths, *(zlib.crc32(section.data) for section in sections)]
     words = "".join(f"{word}\n" for word in [*names, *codecs])
     table = struct.pack(f"<I{len(numbers)}I", len(sections), *numbers) + words.encode()
-    _check_limit("table", len(table), LIMITS.table_bytes)
+    _check_limit("table", len(table), TABLE_BYTES)
     packed = _TABLE_CODEC.encode(table)
     header = _HEADER.pack(MAGIC, VERSION, len(packed), len(table), zlib.crc32(table))
     blob = b"".join([header, packed, *stored])
-    _check_limit("file", len(blob) + _DIGEST_BYTES, LIMITS.file_bytes)
+    _check_limit("file", len(blob) + _DIGEST_BYTES, FILE_BYTES)
     return blob + hashlib.sha256(blob).digest()
 
 
-def unpack(blob: bytes, limits: Limits = LIMITS) -> Contents:
-    """Return the contents of the bytes of a file; `UserError` says what is wrong with it."""
-    _check_limit("file", len(blob), limits.file_bytes)
-    table, position = _read_table(blob, limits)
-    entries, checksums = _parse_table(table, limits)
+def unpack(blob: bytes, raw_bytes: int = RAW_BYTES) -> Contents:
+    """Return the contents of the bytes of a file, `raw_bytes` at most; `UserError` says what is wrong with it."""
+    _check_limit("file", len(blob), FILE_BYTES)
+    table, position = _read_table(blob)
+    entries, checksums = _parse_table(table, raw_bytes)
     _check_length(blob, position + sum(entry.stored_bytes for entry in entries) + _DIGEST_BYTES, exact=True)
     sections = {}
     for entry, checksum in zip(entries, checksums, strict=True):
@@ -128,15 +117,15 @@ def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> None:
         temporary.write_bytes(blob)
 
 
-def read(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Contents:
-    """Return the contents of the file at `path`; `UserError` says what is wrong with it."""
+def read(path: str | os.PathLike[str], raw_bytes: int = RAW_BYTES) -> Contents:
+    """Return the contents of the file at `path`, `raw_bytes` at most; `UserError` says what is wrong with it."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             folder = " but a folder" if stat.S_ISDIR(status.st_mode) else ""
             raise OSError(errno.EINVAL, f"it is not a regular file{folder}")
-        _check_limit("file", status.st_size, limits.file_bytes)
-        return unpack(Path(path).read_bytes(), limits)
+        _check_limit("file", status.st_size, FILE_BYTES)
+        return unpack(Path(path).read_bytes(), raw_bytes)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
@@ -149,7 +138,7 @@ def _encoded(section: Section) -> bytes:
     return section.codec.encode(section.data)
 
 
-def _read_table(blob: bytes, limits: Limits) -> tuple[bytes, int]:
+def _read_table(blob: bytes) -> tuple[bytes, int]:
     if not blob.startswith(MAGIC):
         raise UserError("this is not a caddie file; name an artifact, as RUN/artifact.caddie")
     _check_length(blob, _HEADER.size + _DIGEST_BYTES)
@@ -158,7 +147,7 @@ def _read_table(blob: bytes, limits: Limits) -> tuple[bytes, int]:
         raise UserError(f"the file has format version {version}, this caddie reads {VERSION}; upgrade caddie")
     if version != VERSION:
         raise UserError(f"there is no format version {version}; {_DAMAGED}")
-    _check_limit("table", table_bytes, limits.table_bytes)
+    _check_limit("table", table_bytes, TABLE_BYTES)
     end = _HEADER.size + packed_bytes
     _check_length(blob, end + _DIGEST_BYTES)
     try:
@@ -170,9 +159,9 @@ def _read_table(blob: bytes, limits: Limits) -> tuple[bytes, int]:
     return table, end
 
 
-def _parse_table(table: bytes, limits: Limits) -> tuple[list[Entry], Sequence[int]]:
+def _parse_table(table: bytes, raw_bytes: int) -> tuple[list[Entry], Sequence[int]]:
     count = int.from_bytes(table[:4], "little")
-    _check_limit("list of sections", count, limits.sections, "entries")
+    _check_limit("list of sections", count, SECTIONS, "entries")
     columns = struct.Struct(f"<4x{3 * count}I")
     text = table[columns.size :]
     if len(table) < columns.size or text.count(b"\n") != 2 * count or text[-1:] not in (b"", b"\n"):
@@ -185,7 +174,7 @@ def _parse_table(table: bytes, limits: Limits) -> tuple[list[Entry], Sequence[in
     names, codecs = words[:count], words[count : 2 * count]
     stored, raw, checksums = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
     entries = [Entry(*row) for row in zip(names, codecs, stored, raw, strict=True)]
-    _check_entries(entries, limits)
+    _check_entries(entries, raw_bytes)
     return entries, checksums
 
 
@@ -201,9 +190,9 @@ def _read_section(entry: Entry, stored: bytes, checksum: int) -> bytes:
     return data
 
 
-def _check_entries(entries: Sequence[Entry], limits: Limits) -> None:
-    _check_limit("list of sections", len(entries), limits.sections, "entries")
-    _check_limit("raw data", sum(entry.raw_bytes for entry in entries), limits.raw_bytes)
+def _check_entries(entries: Sequence[Entry], raw_bytes: int) -> None:
+    _check_limit("list of sections", len(entries), SECTIONS, "entries")
+    _check_limit("raw data", sum(entry.raw_bytes for entry in entries), raw_bytes)
     known = variants(Codec)
     seen: set[str] = set()
     for entry in entries:

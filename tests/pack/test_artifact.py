@@ -252,7 +252,7 @@ def test_a_model_is_in_proportion_to_its_file(tmp_path: Path, monkeypatch: pytes
     for ratio, smallest, refused in ((0, 15_522, False), (0, 15_521, True), (2, 0, False), (1, 0, True)):
         monkeypatch.setattr(artifacts, "_RATIO", ratio)
         monkeypatch.setattr(artifacts, "_SMALLEST_BOMB", smallest)
-        monkeypatch.setattr(artifacts, "_limits", lambda path: container.LIMITS)
+        monkeypatch.setattr(artifacts, "_raw_bytes", lambda path: container.RAW_BYTES)
         if refused:
             assert refusal(GOOD) == "the artifact's model has 15,522 parameters, too many for its 11,263 bytes"
         else:
@@ -270,8 +270,8 @@ def test_the_memory_of_sections_is_in_proportion_to_the_file(tmp_path: Path) -> 
     ):
         with open(path, "wb") as file:
             file.truncate(size)
-        assert artifacts._limits(path) == replace(container.LIMITS, raw_bytes=raw)
-    assert artifacts._limits(tmp_path / "none") == container.LIMITS
+        assert artifacts._raw_bytes(path) == raw
+    assert artifacts._raw_bytes(tmp_path / "none") == container.RAW_BYTES == 2 << 30
     assert re.search("null (byte|character).*; name an artifact", refusal(Path("a\0b")))  # 3.13 and 3.14
 
 

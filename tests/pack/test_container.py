@@ -17,7 +17,7 @@ from caddie.config import variants
 from caddie.errors import UserError
 from caddie.pack import container
 from caddie.pack.codecs import Brotli, Codec, Lzma, Stored, Zlib
-from caddie.pack.container import Entry, Limits, Section, pack, read, unpack, write
+from caddie.pack.container import Entry, Section, pack, read, unpack, write
 
 HEADER = struct.Struct("<6sHIII")
 SMALL = [
@@ -72,9 +72,9 @@ def one(codec: bytes, stored: bytes, raw: bytes, claim: int | None = None) -> by
     return forged(table_of(row), stored)
 
 
-def refusal(blob: bytes, limits: Limits = container.LIMITS) -> str:
+def refusal(blob: bytes, raw_bytes: int = container.RAW_BYTES) -> str:
     with pytest.raises(UserError) as caught:
-        unpack(blob, limits)
+        unpack(blob, raw_bytes)
     message = str(caught.value)
     assert "\n" not in message
     assert message.isprintable()
@@ -216,7 +216,7 @@ def test_what_is_just_within_the_limits_is_read_on():
         assert f"the {what}" not in refusal(forged(table)), "refused for another reason"
     assert "the table" not in refusal(forged(EMPTY_TABLE, table_bytes=16 << 20)).split("table:")[0]
     assert "the table is 16,777,217 bytes long" in refusal(forged(EMPTY_TABLE, table_bytes=(16 << 20) + 1))
-    assert container.LIMITS.file_bytes == 1 << 30
+    assert container.FILE_BYTES == 1 << 30
 
 
 def test_hostile_table_lengths():
@@ -244,12 +244,17 @@ def test_out_of_memory_is_one_line(monkeypatch):
     assert refusal(one(b"Stored", b"abc", b"abc")) == "section x: its 3 bytes do not fit in memory"
 
 
-def test_limits():
+def test_limits(monkeypatch):
     blob = pack(SMALL)
-    assert f"the file is {len(blob)} bytes long, over the limit of 100" in refusal(blob, Limits(file_bytes=100))
-    assert "the raw data is 68 bytes long, over the limit of 67" in refusal(blob, Limits(raw_bytes=67))
-    assert "the list of sections is 4 entries long" in refusal(blob, Limits(sections=3))
-    assert "the table is" in refusal(blob, Limits(table_bytes=20))
+    assert "the raw data is 68 bytes long, over the limit of 67" in refusal(blob, 67)
+    for name, limit, says in (
+        ("FILE_BYTES", 100, f"the file is {len(blob)} bytes long, over the limit of 100"),
+        ("SECTIONS", 3, "the list of sections is 4 entries long"),
+        ("TABLE_BYTES", 20, "the table is"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(container, name, limit)
+            assert says in refusal(blob)
 
 
 def test_pack_refuses_what_unpack_would(monkeypatch):
@@ -258,10 +263,11 @@ def test_pack_refuses_what_unpack_would(monkeypatch):
             pack([Section(name, b"")])
     with pytest.raises(UserError, match="two sections are named a"):
         pack([Section("a", b""), Section("a", b"")])
-    for limits in (Limits(file_bytes=50), Limits(raw_bytes=67), Limits(sections=3), Limits(table_bytes=20)):
-        monkeypatch.setattr(container, "LIMITS", limits)
-        with pytest.raises(UserError, match="over the limit"):
-            pack(SMALL)
+    for name, limit in (("FILE_BYTES", 50), ("RAW_BYTES", 67), ("SECTIONS", 3), ("TABLE_BYTES", 20)):
+        with monkeypatch.context() as patch:
+            patch.setattr(container, name, limit)
+            with pytest.raises(UserError, match="over the limit"):
+                pack(SMALL)
 
 
 def test_the_longest_name():
@@ -351,9 +357,9 @@ def test_devices_and_permissions(tmp_path):
     assert os.listdir(tmp_path / "folder") == []
 
 
-def cannot_read(path: Path | str, limits: Limits = container.LIMITS) -> str:
+def cannot_read(path: Path | str) -> str:
     with pytest.raises(UserError) as caught:
-        read(path, limits)
+        read(path)
     assert str(path) in str(caught.value)
     return str(caught.value)
 
@@ -373,7 +379,8 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", fail)
     assert cannot_read(path) == f"cannot read {path}: Permission denied; name an artifact, as RUN/artifact.caddie"
-    assert cannot_read(path, Limits(file_bytes=10)) == f"{path}: the file is 19 bytes long, over the limit of 10"
+    monkeypatch.setattr(container, "FILE_BYTES", 10)
+    assert cannot_read(path) == f"{path}: the file is 19 bytes long, over the limit of 10"
 
 
 def test_a_sparse_terabyte_is_not_read(tmp_path):
