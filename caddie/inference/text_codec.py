@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import compress as compress_by
 from itertools import pairwise
 
 import numpy as np
@@ -226,9 +225,8 @@ def _code(scorer: Scorer, tokens: Tokens, lengths: Sequence[int], coder: Coder, 
         waiting = list(zip(step.windows, step.slots, strict=True))
         while waiting:
             # A window needs the tokens of the one before it in its stream as context.
-            now = [stream.ready(window) for window, _ in waiting]
-            ready = list(compress_by(waiting, now))
-            waiting = [pair for pair, coded in zip(waiting, now, strict=True) if not coded]
+            ready = [pair for pair in waiting if stream.ready(pair[0])]
+            waiting = [pair for pair in waiting if not stream.ready(pair[0])]
             for batch in same_shape_batches(Step(*zip(*ready, strict=True)), stream, _MOST_STREAMS):
                 _code_windows(scorer, batch, tokens, coder)
                 batches.append(batch._replace(inputs=stream.inputs(batch.windows)))
