@@ -98,7 +98,6 @@ def header(artifact: Artifact) -> dict[str, Any]:
         ],
         "tokenizer": {
             "kind": tokenizer.kind,
-            "bos": tokenizer.bos,
             "vocabulary": tokenizer.vocabulary,
             "pieces": None if own else [_base64(piece) for piece in tokenizer.token_bytes],
         },

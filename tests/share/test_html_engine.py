@@ -242,7 +242,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 def held_alike(tokenizer: Tokenizer, engine: Browser) -> None:
     chance = np.random.default_rng(4)
     any_ids = chance.integers(0, tokenizer.vocabulary, 40).tolist()
-    facts = json.dumps({"bos": tokenizer.bos, "vocabulary": tokenizer.vocabulary})
+    facts = json.dumps({"vocabulary": tokenizer.vocabulary})
     opened = f"openTokenizer('{tokenizer.kind}', decodeBase64('{b64(tokenizer.serialize())}'), {facts})"
     engine.run(f"globalThis.tokens = {opened}; 1")
     for text in TEXTS:

@@ -20,20 +20,16 @@ class Engine {
   }
 
   // A view lasts until the next `take`, which may move the memory.
-  view(Type, at, count) {
-    return new Type(this.run.memory.buffer, at, count);
-  }
-
   u8(at, count) {
-    return this.view(Uint8Array, at, count);
+    return new Uint8Array(this.run.memory.buffer, at, count);
   }
 
   i32(at, count) {
-    return this.view(Int32Array, at, count);
+    return new Int32Array(this.run.memory.buffer, at, count);
   }
 
   f32(at, count) {
-    return this.view(Float32Array, at, count);
+    return new Float32Array(this.run.memory.buffer, at, count);
   }
 
   take(bytes) {

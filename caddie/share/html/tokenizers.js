@@ -17,8 +17,8 @@ function joined(parts) {
 
 // Any tokenizer of which the bytes of each id are known: `pieces`, empty for control ids.
 class Pieces {
-  constructor(pieces, bos) {
-    Object.assign(this, { pieces, bos, exact: true, note: "" });
+  constructor(pieces) {
+    Object.assign(this, { pieces, note: "" });
   }
 
   decode(ids) {
@@ -31,9 +31,9 @@ class Pieces {
 }
 
 class RawBytes extends Pieces {
-  constructor(first, bos, vocabulary) {
+  constructor(first, vocabulary) {
     const byte = (id) => (id >= first && id < first + 256 ? Uint8Array.of(id - first) : new Uint8Array());
-    super(Array.from({ length: vocabulary }, (_, id) => byte(id)), bos);
+    super(Array.from({ length: vocabulary }, (_, id) => byte(id)));
     this.first = first;
   }
 
@@ -44,8 +44,8 @@ class RawBytes extends Pieces {
 
 // The longest pieces that match, from left to right: not the ids that the tokenizer itself would give.
 class LongestPieces extends Pieces {
-  constructor(pieces, bos) {
-    super(pieces, bos);
+  constructor(pieces) {
+    super(pieces);
     this.note = "This page cuts text into the longest pieces that match, not as the model's own tokenizer does, "
       + "so its bits are an upper bound.";
     this.ids = new Map(pieces.map((piece, id) => [this.key(piece), id]));
@@ -94,7 +94,7 @@ function* fields(message) {
 
 // SentencePiece's byte pair encoding (its `bpe_model.cc`), behind its normalizer.
 class SentencePiece extends Pieces {
-  constructor(model, bos) {
+  constructor(model) {
     const text = new TextDecoder("utf-8", { ignoreBOM: true }), all = [...fields(model)], list = [];
     for (const [, piece] of all.filter(([field]) => field === 1)) {
       const held = Object.fromEntries(fields(piece));
@@ -104,7 +104,7 @@ class SentencePiece extends Pieces {
       if (type === BYTE) return Uint8Array.of(parseInt(piece.slice(1, -1), 16));
       return utf8.encode([UNKNOWN, CONTROL, UNUSED].includes(type) ? "" : piece.replaceAll(MARK, " "));
     };
-    super(list.map(bytes), bos);
+    super(list.map(bytes));
     this.list = list;
     this.merges = new Map();
     this.bytes = new Array(256).fill(0);
@@ -125,7 +125,7 @@ class SentencePiece extends Pieces {
     // Neither unigrams, nor spaces behind words (24), nor spaces that belong to a symbol and are collapsed.
     const apart = this.normalizer.collapses && defined.some((symbol) => symbol.includes(" "));
     if (trainer[3] !== 2 || trainer[24] || apart) {
-      const longest = new LongestPieces(this.pieces, bos);
+      const longest = new LongestPieces(this.pieces);
       this.note = longest.note;
       this.encode = (given) => longest.encode(given);
     }
@@ -270,7 +270,7 @@ class Normalizer {
 // CaseOps: capitals as marks before small letters (`caseops.py`).
 class CaseOps {
   constructor(of) {
-    Object.assign(this, { of, pieces: of.pieces, bos: of.bos, note: of.note });
+    Object.assign(this, { of, pieces: of.pieces, note: of.note });
   }
 
   encode(text) {
@@ -311,10 +311,10 @@ class CaseOps {
 }
 
 // The tokenizer of an artifact; `pieces`, in base64, come with the page for those that it cannot read itself.
-function openTokenizer(kind, data, { bos, vocabulary, pieces }, decodeBase64) {
-  if (kind === "bytes") return new RawBytes(0, bos, vocabulary);
-  if (kind === "bytes260") return new RawBytes(4, bos, vocabulary);
-  if (kind === "sentencepiece") return new SentencePiece(data, bos);
-  if (kind === "caseops") return new CaseOps(new SentencePiece(data, bos));
-  return new LongestPieces(pieces.map(decodeBase64), bos);
+function openTokenizer(kind, data, { vocabulary, pieces }, decodeBase64) {
+  if (kind === "bytes") return new RawBytes(0, vocabulary);
+  if (kind === "bytes260") return new RawBytes(4, vocabulary);
+  if (kind === "sentencepiece") return new SentencePiece(data);
+  if (kind === "caseops") return new CaseOps(new SentencePiece(data));
+  return new LongestPieces(pieces.map(decodeBase64));
 }

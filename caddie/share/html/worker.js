@@ -38,7 +38,7 @@ async function open({ artifact, engine: module, words, header }, tell) {
   const weights = await readWeights(engine, sections, header.weights, (share) => tell({ share }));
   tokenizer = openTokenizer(header.tokenizer.kind, sections.get("tokenizer"), header.tokenizer, decodeBase64);
   model = new Model(engine, weights, header.program);
-  return { note: tokenizer.note, memory: engine.run.memory.buffer.byteLength };
+  return { note: tokenizer.note };
 }
 
 // Logits of every position of one row of ids, as arrays of numbers.
