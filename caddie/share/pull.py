@@ -18,7 +18,6 @@ HUB = "hf:"
 DOWNLOADS = Path("data") / "models"
 """Folder of artifacts from the hub, below the working directory: USER--NAME/COMMIT, as the repository is laid out."""
 _PLACE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_PARTS = 16
 
 
@@ -54,7 +53,7 @@ def pull(place: str) -> Path:
     """
     repository, revision = split_place(place)
     home = DOWNLOADS / repository.replace("/", "--")
-    named = _COMMIT.fullmatch(revision)
+    named = re.fullmatch(r"[0-9a-f]{40}", revision)
     commit = revision if named else list_files(repository, revision, home, "model")[0].commit
     snapshot = on_hub(repository, commit, home / commit, kind="model")
     artifacts = [name for name in snapshot.sizes if name.endswith(Path(ARTIFACT).suffix)]

@@ -126,9 +126,9 @@ def card_data(library: Any, result: Mapping[str, Any], repository: str, license_
     corpus = result["corpus"]
     scored = library.EvalResult(
         task_type="text-generation",
-        dataset_type=(corpus.get("origin") or {}).get("repository") or corpus["name"],
+        dataset_type=pick(corpus, "origin", "repository") or corpus["name"],
         dataset_name=f"{corpus['name']}, held-out documents",
-        dataset_revision=(corpus.get("origin") or {}).get("commit"),
+        dataset_revision=pick(corpus, "origin", "commit"),
         metric_type="bits_per_byte",
         metric_name=f"bits per byte, {kind}",
         metric_value=round(result["bits_per_byte"], 6),
