@@ -64,6 +64,8 @@ def test_numbers_may_be_those_of_numpy(tiny_run: Any, tmp_path: Path, monkeypatc
     artifact = caddie.load(tiny_run.artifact)
     tokens, seed = np.int64(2), np.int64(3)
     assert caddie.sample(artifact, tokens=tokens, seed=seed) == caddie.sample(artifact, tokens=2, seed=3)
+    with pytest.raises(caddie.UserError, match="seed must be from 0 to 4,294,967,295, not 18446744073709551616"):
+        caddie.sample(artifact, seed=1 << 64)
 
     def ends(*given: object, **named: object) -> None:
         raise caddie.CheckFailed("begun")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from caddie.config import Count, NonNegative, coerce
+from caddie.config import Count, NonNegative, Seed, coerce
 from caddie.errors import UserError, check_kind
 from caddie.model import Cache
 from caddie.pack.artifact import AS_ARTIFACT, Artifact
@@ -17,11 +17,11 @@ def sample(
 
     A prompt may be text, which is taken as UTF-8. A temperature of 0 takes the most likely token. The same seed gives
     the same text on one machine. Raises `UserError` for `tokens` below 1, a temperature below 0, a seed that is no
-    whole number, and a model that gives no probabilities.
+    whole number of 0 to 2³² - 1, and a model that gives no probabilities.
     """
     check_kind(artifact, Artifact, "the artifact", AS_ARTIFACT)
     tokens, temperature = coerce(tokens, Count, "tokens"), coerce(temperature, NonNegative, "temperature")
-    seed = coerce(seed, int, "seed")
+    seed = coerce(seed, Seed, "seed")
     tokenizer = artifact.tokenizer
     begun = tokenizer.encode(prompt.encode(errors="replace") if isinstance(prompt, str) else prompt).tolist()
     return tokenizer.decode([*begun, *continuation(artifact, begun, tokens, temperature, seed)])

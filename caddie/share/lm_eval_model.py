@@ -9,6 +9,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from torch.nn.utils.rnn import pad_sequence
 
+from caddie.config import Count, coerce
 from caddie.errors import UserError
 from caddie.inference.sample import continuation
 from caddie.pack.artifact import load
@@ -40,7 +41,8 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._artifact = load(artifact_file(Path(artifact)), device or local_device())
-        self._rows = int(batch_size) if str(batch_size).isdigit() else max_batch_size or 8
+        rows = int(batch_size) if str(batch_size).isdigit() else max_batch_size or 8
+        self._rows = coerce(rows, Count, "batch_size")
         scoring = self._artifact.scoring
         self._longest, self._stride = scoring.sequence_length, scoring.stride
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, TinyRun, call
 
+from caddie.errors import UserError
 from caddie.inference.sample import sample
 from caddie.pack.artifact import load
 from caddie.score.score import Text, score
@@ -46,6 +47,13 @@ def model(tiny_run: TinyRun) -> Any:
     from caddie.share.lm_eval_model import CaddieLM
 
     return CaddieLM(str(tiny_run.folder), device="cpu", batch_size=3)
+
+
+def test_rows_at_once_are_at_least_one(tiny_run: TinyRun) -> None:
+    from caddie.share.lm_eval_model import CaddieLM
+
+    with pytest.raises(UserError, match="batch_size must be at least 1, not 0"):
+        CaddieLM(str(tiny_run.folder), device="cpu", batch_size="0")
 
 
 def nats(tiny_run: TinyRun, text: str) -> float:
