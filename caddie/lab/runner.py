@@ -202,7 +202,6 @@ class _StudyInProgress:
     driver: Holder = field(default_factory=this_process)
     over: set[Path] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
-    known: dict[tuple[str, int], Row] = field(default_factory=dict)
     told_busy: bool = False
     began: float = field(default_factory=time.time)
     ends: float = 0.0
@@ -240,7 +239,7 @@ class _StudyInProgress:
                     self._remove_checkpoints()
         if not keep_checkpoints:
             self._remove_checkpoints()
-        self.rows = keep(self.study, self.planned, self.results, self.known)
+        self.rows = keep(self.study, self.planned, self.results, self.rows)
         return self.rows
 
     def _left(self) -> list[Run]:
@@ -290,7 +289,7 @@ class _StudyInProgress:
     def _keep(self, text: str) -> None:
         """Write rows and state, and show how many runs are over and how long the others will take."""
         self._take_rows()
-        self.rows = keep(self.study, self.planned, self.results, self.known)
+        self.rows = keep(self.study, self.planned, self.results, self.rows)
         done = sum(run.over for run in self.planned)
         left = seconds_left(self.rows, self.total - done, self.workers)
         self.ends = time.time() + left if left else 0.0
@@ -336,19 +335,16 @@ def training_of(run: Run) -> object:
     return run.seed, run.corpus, run.recipe.model.key(), run.recipe.train.key()
 
 
-def keep(study: Study, planned: list[Run], results: Path, known: dict[tuple[str, int], Row] | None = None) -> list[Row]:
+def keep(study: Study, planned: list[Run], results: Path, known: Iterable[Row] = ()) -> list[Row]:
     """Write the rows of all runs that are over, by label and seed, and return them.
 
-    `known` has the rows of runs that finished here, and gets the new ones: logs are long, and are read once.
+    Finished runs keep their rows among those `known`, as logs are long.
     """
-    inside = sorted(planned, key=lambda run: (study.labels.index(run.label), run.seed))
-    known, rows = {} if known is None else known, list[Row]()
-    for run in inside:
-        place = run.label, run.seed
-        facts = (known.get(place) if finished(run.folder) else None) or row(study, run)
+    before = {(one["label"], one["seed"]): one for one in known if one["state"] == "finished"}
+    rows = list[Row]()
+    for run in sorted(planned, key=lambda run: (study.labels.index(run.label), run.seed)):
+        facts = (before.get((run.label, run.seed)) if finished(run.folder) else None) or row(study, run)
         if facts is not None:
             rows.append(facts)
-            if run.row is None and facts["state"] == "finished":
-                known[place] = facts
     write_rows(results / RESULTS, rows)
     return rows
