@@ -13,7 +13,7 @@ from functools import cache
 from statistics import harmonic_mean
 from typing import Any, Literal
 
-from caddie.config.schedules import Budget, TrainProgress, int_at
+from caddie.config.schedules import int_at, progress_at
 from caddie.data.loaders import SequentialStream
 from caddie.errors import UserError
 from caddie.model.flops import count
@@ -86,7 +86,7 @@ def flops_per_step(recipe: Recipe) -> float:
     if key not in _FLOPS:
         parts = []
         for part in range(PARTS):
-            at = TrainProgress(0, (part + 0.5) / PARTS, Budget(seconds=1.0))
+            at = progress_at((part + 0.5) / PARTS)
             per_token = count(recipe.model, train.sequence_length, at.progress, DOCUMENT_POSITIONS).per_token
             parts.append(per_token * int_at(train.batch_tokens, at))
         _FLOPS[key] = harmonic_mean(parts)  # as many steps fit a part of the time as its FLOPs allow
