@@ -18,7 +18,7 @@ from caddie.lab.study import Study
 from caddie.report.charts import is_finite
 from caddie.report.page import csv_table, template
 from caddie.report.run_files import REPORT
-from caddie.report.tables import crop, duration, number, printable, table
+from caddie.report.tables import crop, duration, markdown_lines, number, printable, table
 
 OPEN_ROWS = 40
 """Rows of a long list that are shown before the rest is folded away."""
@@ -260,7 +260,7 @@ def _sweep_table(found: Mapping[str, Any]) -> list[str]:
         column[line["best"]] = f"**{column[line['best']]}**"
     values = sorted({value for column in columns for value in column})
     rows = [[written(value), *(column.get(value, "-") for column in columns)] for value in values]
-    return [_cell(sweep_words(found)), _lines([names, *rows])]
+    return [_cell(sweep_words(found)), markdown_lines(names, rows)]
 
 
 def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
@@ -330,12 +330,7 @@ def _holdout_table(holdout: Sequence[Mapping[str, Any]], base: str) -> str:
 
 def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table of values."""
-    return _lines([list(map(_cell, line)) for line in (names, *rows)])
-
-
-def _lines(rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first row is its head."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+    return markdown_lines([*map(_cell, names)], (list(map(_cell, row)) for row in rows))
 
 
 def _cell(value: object) -> str:

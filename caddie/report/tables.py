@@ -38,8 +38,12 @@ def duration(seconds: float) -> str:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table whose cells may hold Markdown."""
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells))
+    return markdown_lines(header, ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows))
+
+
+def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of cells that are escaped already."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
 
 
 def one_line(message: str) -> str:
