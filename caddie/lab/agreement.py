@@ -62,19 +62,17 @@ def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -
     return rows
 
 
-def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0, frequency: float = 1.0) -> float:
+def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0) -> float:
     """Return the earliest progress, in hundredths, from which on stopping the worse half would have been safe.
 
-    Safe: in at least the share `frequency` of the groups (see `early_agreement`) the better half held a run whose final
-    loss is within `regret` of the best, at this and at all later hundredths, so one lucky moment does not count. The
-    value fits these runs; for others it is more likely too early than too late. 1 if stopping was never safe.
+    Safe: in every group (see `early_agreement`) the better half held a run whose final loss is within `regret` of the
+    best, at this and at all later hundredths, so one lucky moment does not count. The value fits these runs; for others
+    it is more likely too early than too late. 1 if stopping was never safe.
     """
     first = max((curve[0][0] for group in groups for curve in group.values() if curve), default=1.0)
     earliest = 1.0
     for progress in (hundredth / 100 for hundredth in range(99, 0, -1)):
-        if progress < first:
-            break
-        if sum(_regret(*_losses(group, progress)) <= regret for group in groups) < frequency * len(groups):
+        if progress < first or not all(_regret(*_losses(group, progress)) <= regret for group in groups):
             break
         earliest = progress
     return earliest

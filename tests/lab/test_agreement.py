@@ -60,7 +60,6 @@ def test_a_safe_stop_by_hand() -> None:
     calm = {label: crossing(0.0, curve[-1][1], 9.0) for label, curve in GROUP.items()}
     assert safe_stop(calm) == 0.05
     assert safe_stop(GROUP, calm) == 0.6
-    assert safe_stop(GROUP, calm, frequency=0.5) == 0.05
 
 
 def test_a_lucky_moment_is_not_safe() -> None:
