@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.util import cache_from_source
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from caddie.config.userfile import split_name
 from caddie.data.tokenizers import Ids
 from caddie.pack.artifact import Artifact
 from caddie.score import Scorer, Scoring
@@ -77,8 +74,6 @@ class ProbeCase:
     """About the lengths of the held-out documents; those of the probe text if not known."""
     users: bool = False
     """True if the scorer is a user's, whose searches must be likely enough to find a leak: see `changes.DECIDES`."""
-    may_read: tuple[Path, ...] = ()
-    """Files that the scorer consists of."""
     effort: Effort = Effort()
     long_text: Ids | None = None
     """Held-out text in its own order, for leaks that wait or are rare; None if scoring takes long or there is none."""
@@ -86,7 +81,7 @@ class ProbeCase:
     """Held-out text that is scored as for a score, if the scorer could wait for a late token of it."""
     _changed: dict[int, tuple[Change, ScoredText]] = field(default_factory=dict, init=False)
     touched: list[str] = field(default_factory=list, init=False)
-    """Files, connections and processes that the scorer used beyond `may_read` while it scored its first text."""
+    """Files, connections and processes that the scorer used beyond the artifact while it scored its first text."""
 
     @cached_property
     def long(self) -> ProbeCase | None:
@@ -122,7 +117,7 @@ class ProbeCase:
     @cached_property
     def base(self) -> ScoredText:
         """The probe text, scored as it is."""
-        with watch_reads(self.may_read) as touched:
+        with watch_reads([self.artifact.path]) as touched:
             try:
                 return self.open().score(self.tokens, self.positions)
             finally:
@@ -209,8 +204,6 @@ def probe_case_of(
     """Make a case for the scorer of `scoring`, or for a user's own, FILE.py:NAME, with a text of `length` tokens."""
     tokens = probe_text.probe_text(artifact.tokenizer, documents, length)
     fitting = probe_text.fit_to_text(scoring, len(tokens) - 1)
-    own = split_name(scorer)[0] if scorer else None
-    files = [own, Path(cache_from_source(str(own)))] if own else []  # Python looks for its bytecode
     return ProbeCase(
         artifact=artifact,
         scoring=fitting,
@@ -220,7 +213,6 @@ def probe_case_of(
         tokens=tokens,
         seed=seed,
         users=scorer is not None,
-        may_read=(artifact.path, *files),
     )
 
 
