@@ -27,6 +27,7 @@ from caddie.verify.remote_scorer import RemoteTokens, open_scorer
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 _LEAST_LOG = -1e4
 """Lowest logarithm of a probability in a fingerprint, which has to be finite."""
 _PART = 128
@@ -74,6 +75,12 @@ def fingerprint(log_probabilities: Tensor) -> Floats:
 def _weights(vocabulary: int) -> Tensor:
     """Return weights that are drawn anew in every process, so that no scorer can balance its changes."""
     return torch.rand(vocabulary, generator=torch.Generator().manual_seed(secrets.randbits(60)), dtype=torch.float64)
+
+
+def differ(model: Model, a: Floats, b: Floats) -> Mask:
+    """Return where two results of a model differ: at all on a CPU, by more than rounding elsewhere."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return ~np.isclose(a, b, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
 
 
 class BlackBoxScorer(ABC):

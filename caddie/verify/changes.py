@@ -9,13 +9,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from caddie.data.tokenizers import Ids
-from caddie.verify.black_box import Floats, Positions, ScoredText
+from caddie.verify.black_box import Floats, Mask, Positions, ScoredText
 from caddie.verify.own_model import Reference
 
-Mask = npt.NDArray[np.bool_]
 GAIN = 0.005
 """Bits per byte gained by a leak whose chance of being found is stated."""
 DECIDES = 0.5

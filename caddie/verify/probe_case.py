@@ -17,7 +17,7 @@ from caddie.pack.artifact import Artifact
 from caddie.score import Scorer, Scoring
 from caddie.verify import probe_text
 from caddie.verify.audit_hook import watch_reads
-from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Positions, ScoredText
+from caddie.verify.black_box import BlackBoxScorer, Floats, LoopScorer, Mask, Positions, ScoredText, differ
 from caddie.verify.changes import Change, draw_change, found_with
 from caddie.verify.own_model import DrawnText, Reference, draw_text, own_windows, reference
 from caddie.verify.remote_scorer import open_scorer
@@ -100,10 +100,9 @@ class ProbeCase:
         """Number of ids."""
         return self.artifact.tokenizer.vocabulary
 
-    def differ(self, a: Floats, b: Floats) -> npt.NDArray[np.bool_]:
-        """Return where two results differ: at all on a CPU, by more than rounding elsewhere."""
-        on_cpu = next(self.artifact.model.parameters()).device.type == "cpu"
-        return ~np.isclose(a, b, rtol=0.0, atol=0.0 if on_cpu else 1e-3)
+    def differ(self, a: Floats, b: Floats) -> Mask:
+        """Return where two results differ: see `black_box.differ`."""
+        return differ(self.artifact.model, a, b)
 
     @cached_property
     def positions(self) -> Positions:
