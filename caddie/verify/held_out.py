@@ -19,8 +19,7 @@ from caddie.data.shards import Tokens, read, split_documents
 from caddie.data.tokenizers import Tokenizer
 from caddie.errors import UserError, count
 from caddie.runtime.progress import SILENT, Progress
-from caddie.verify.probes import HELD_OUT, Check
-from caddie.verify.text_checks import check_disjoint, check_loss
+from caddie.verify.probes import HELD_OUT, Check, check_disjoint, check_loss
 
 VOCABULARY = "held-out text is not in the vocabulary"
 COMES_BACK = "whole held-out documents come back"

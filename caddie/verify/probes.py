@@ -3,6 +3,7 @@
 A probe takes a case and returns a result and its evidence, or None if it does not apply.
 """
 
+import lzma
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from caddie.report.verification import OUTCOMES
 from caddie.runtime.progress import SILENT, Event, Progress
 from caddie.verify.changes import GAIN, must_not_change, percent, undecided
 from caddie.verify.probe_case import ProbeCase
-from caddie.verify.text_checks import Found, check_disjoint, check_loss
 from caddie.verify.whole_text import audit
 
 
@@ -35,6 +35,8 @@ class Check:
         return OUTCOMES[self.passed]
 
 
+Found = tuple[bool | None, str]
+"""Result of a check, None if it is not decided, and its evidence."""
 Probe = Callable[[ProbeCase], Found | None]
 
 _LUCK = math.log(1e6)
@@ -43,6 +45,10 @@ _DRAWN = 1024
 """Tokens that are drawn from the model at least, if there is time."""
 _DEVIATIONS = 5.0
 """Standard deviations beyond which a mean rank is not chance: once in three million times."""
+_MOST_LOST = 0.1
+"""Bits per byte that a lossy tokenizer may lose. The contest's lose 0.05 of FineWeb; lower case alone loses 0.34."""
+_TEXT_BYTES = 16
+"""Bytes allowed on top of `_MOST_LOST`, for what xz itself adds."""
 _SPACES = b"a b  c   d\n e\t f \xc3\xa9 \xe4\xbd\xa0 \xe2\x98\x83 \xf0\x9d\x92\xb3 \xef\xbc\x91 .\n"
 DRAWN = "drawn text is not predicted"
 FAR, LOOK_AHEAD = "no look-ahead far into a text", "no look-ahead"
@@ -324,8 +330,30 @@ def _bytes(case: ProbeCase) -> Found:
     return passed, evidence + loss
 
 
+def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, slack: int = _TEXT_BYTES) -> Found:
+    """Check the loss of texts of `total` bytes; `changed` has (source, decoded text) of those that differ."""
+    if not changed:
+        return True, ""
+    lossy = f"{len(changed)} documents do" if len(changed) > 1 else "1 document does"
+    evidence = f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
+    sources, back = (b"".join(texts) for texts in zip(*changed, strict=True))
+    lost = len(lzma.compress(back + sources)) - len(lzma.compress(back))  # what xz needs once it has seen the decoded
+    per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
+    if lost <= _MOST_LOST / 8 * total + slack:
+        return True, f"{evidence}; it takes some {per_byte}"
+    other = f"and {_MOST_LOST} are allowed: this scores another text; SentencePieceBPE loses none"
+    return False, f"{evidence}; it takes {per_byte}, {other}"
+
+
 def _held_out(case: ProbeCase) -> Found | None:
     return None if case.trained_on is None else check_disjoint(case.trained_on, case.held_out)
+
+
+def check_disjoint(trained_on: frozenset[bytes], held_out: frozenset[bytes]) -> Found:
+    """Check that no held-out document is among the training documents, by their hashes."""
+    both = len(trained_on & held_out)
+    documents = f"{len(held_out):,} held-out documents, by their hashes, among {len(trained_on):,} training documents"
+    return not both, f"{both or 'none'} of {documents}"
 
 
 PROBES: dict[str, Probe] = {

@@ -44,9 +44,8 @@ from caddie.verify.probe_text import (
     probe_text,
     with_other_tokens,
 )
-from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, probe_event, run_probes
+from caddie.verify.probes import FAR, HELD_OUT, PROBES, Check, check_disjoint, probe_event, run_probes
 from caddie.verify.sandbox import Outcome
-from caddie.verify.text_checks import check_disjoint
 
 verification = import_module("caddie.verify.verify")
 
