@@ -36,20 +36,6 @@ def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
         watches.remove(watch)
 
 
-@contextmanager
-def unwatched() -> Iterator[list[str]]:
-    """Record nothing in the block but phrases that it adds to the list, from another process that watches itself."""
-    watches = _watches()
-    held, phrases = watches[:], list[str]()
-    watches.clear()
-    try:
-        yield phrases
-    finally:
-        watches[:] = held
-        for watch in held:
-            watch.touched.extend(phrase for phrase in phrases if phrase not in watch.touched)
-
-
 _FILES = {
     "open": "opened",
     "mmap.__new__": "mapped",

@@ -22,7 +22,6 @@ from caddie.model import Cache, Model
 from caddie.pack.artifact import Artifact
 from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, run_text
 from caddie.score.loop import Losses
-from caddie.verify.audit_hook import unwatched
 from caddie.verify.remote_scorer import RemoteTokens, open_scorer
 
 Floats = npt.NDArray[np.float64]
@@ -90,6 +89,8 @@ class BlackBoxScorer(ABC):
         self.artifact, self.scoring = artifact, scoring
         self.model: Model = copy.deepcopy(artifact.model)
         self.bos = artifact.tokenizer.bos
+        self.reads = list[str]()
+        """What a process of its own used while it scored the last text, beyond the artifact and Python's own files."""
 
     @abstractmethod
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
@@ -115,12 +116,11 @@ class LoopScorer(BlackBoxScorer):
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
             return self._recorded(self.make(), tokens, positions)
-        # Unwatched: this process runs none of the user's code, and reads the scorer's memory use from /proc.
-        with unwatched() as reads, closing(open_scorer(self.artifact, self._scorer)) as remote:
+        with closing(open_scorer(self.artifact, self._scorer)) as remote:
             try:
                 return self._recorded(remote, tokens, positions)
             finally:
-                reads += remote.reads()
+                self.reads = remote.reads()
 
     def make(self) -> Scorer:
         """Return the scorer of the settings."""
