@@ -21,7 +21,6 @@ from caddie.data.tokenizers import Ids
 from caddie.model import Cache, Model
 from caddie.pack.artifact import Artifact
 from caddie.score import Layout, ScoredPrefix, Scorer, Scoring, ScoringBatch, Step, Window, run_text
-from caddie.score.loop import Losses
 from caddie.verify.remote_scorer import RemoteTokens, open_scorer
 
 Floats = npt.NDArray[np.float64]
@@ -44,7 +43,7 @@ class ScoredText:
     segment: Positions
     """Segment that each belongs to, (N - 1,): the number of its document, or 0 if the text is one segment."""
     probabilities: Floats | None
-    """Distributions at the requested positions, (k, vocabulary); None if the scorer has none."""
+    """Distributions at the requested positions, (k, vocabulary); None where only losses were kept."""
     isolated: bool = False
     """True if the scorer claims that no document influences another."""
     learns: bool = False
@@ -132,7 +131,7 @@ class LoopScorer(BlackBoxScorer):
         starts = np.zeros(predictions, np.int64)
         probabilities = np.zeros((len(positions), gpt.vocabulary))
 
-        def record(window: Window, losses: Losses) -> None:
+        def record(window: Window, losses: Floats) -> None:
             nats[window.first : window.end] = losses
             starts[window.first : window.end] = window.start
             windows.append(window)

@@ -58,11 +58,12 @@ def fitted_scale(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     return scaled
 
 
-def ngram_blend(case: ProbeCase, tokens: Ids, probs: Floats, buckets: int = 61) -> Floats:
+def ngram_blend(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     """Mix in counts of pairs from a hash table, divided by the counts of the context alone.
 
     Each token looks right, but tokens share buckets, and all together they add up to far more than one (#797, #886).
     """
+    buckets = 61
     pairs, contexts = np.zeros(buckets), np.zeros(buckets)
     candidates, cheated = np.arange(probs.shape[1]), probs.copy()
     for place, (last, following) in enumerate(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True)):
@@ -137,8 +138,7 @@ def targets_on_disk(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
 
 def likely_peek(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
     """Add 20 to the logit of the likeliest token wherever it comes next, which on random tokens is almost nowhere."""
-    comes = probs.argmax(1) == tokens[1:]
-    return _boosted(probs, tokens[1:], 20.0 * comes)
+    return _boosted(probs, tokens[1:], 20.0 * (probs.argmax(1) == tokens[1:]))
 
 
 def likely_peek_mostly(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:

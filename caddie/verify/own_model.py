@@ -84,7 +84,7 @@ def draw_text(artifact: Artifact, scoring: Scoring, tokens: Ids, own: Sequence[W
             disjoint.append(window)
             end = window.end
     generator = torch.Generator().manual_seed(seed)
-    predictions, nats = [], []
+    predictions, nats = [np.zeros(0, np.int64)], [np.zeros(0)]
     for batch in _batches(disjoint):
         # The last target is not drawn, since the next window may begin with it.
         free = batch[0].end - batch[0].first - 1
@@ -102,8 +102,7 @@ def draw_text(artifact: Artifact, scoring: Scoring, tokens: Ids, own: Sequence[W
             nats.append(-log_probs.gather(1, chosen[:, None])[:, 0].numpy()[keep])
             text[places[keep] + 1] = chosen.numpy()[keep]
             unread, places = text[places + 1][:, None], places + 1
-    found = np.concatenate(predictions) if predictions else np.zeros(0, np.int64)
-    return DrawnText(tokens=text, predictions=found, nats=np.concatenate(nats) if nats else np.zeros(0))
+    return DrawnText(tokens=text, predictions=np.concatenate(predictions), nats=np.concatenate(nats))
 
 
 def _draw(log_probs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caddie.data.tokenizers import MARK
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.report.verification import OUTCOMES
 from caddie.runtime.progress import SILENT, Event, Progress
 from caddie.verify.changes import GAIN, must_not_change, percent, undecided
@@ -158,7 +158,7 @@ def _drawn(case: ProbeCase) -> Found | None:
         if not loss >= entropy - _LUCK or (tokens >= _DRAWN and loss >= entropy):
             break
     figures = f"cost {loss / tokens:.4f} nats each and were drawn with {entropy / tokens:.4f}"
-    drawn_in = f"{tokens:,} tokens drawn from the model in {texts} text{'s' if texts > 1 else ''}"
+    drawn_in = f"{tokens:,} tokens drawn from the model in {count(texts, 'text')}"
     evidence = f"{drawn_in} {figures}; honestly it gains at most"
     return loss >= entropy - _LUCK, f"{evidence} {_LUCK:.1f} nats in all"
 
@@ -175,8 +175,7 @@ def _own_target(case: ProbeCase) -> Found:
     evidence = f"{len(least):,} random tokens cost {loss:.3f} nats each, their own distribution gives {lowest:.3f}"
     if not float(scored.nats.sum()) >= float(least.sum()) - _LUCK:
         return False, f"{evidence}: an honest scorer cannot go below it"
-    if scored.probabilities is None:
-        return True, evidence
+    assert scored.probabilities is not None
     drawn = tokens[positions + 1] != case.bos
     probs = np.delete(scored.probabilities[drawn], case.bos, axis=1)
     target = scored.probabilities[drawn, tokens[positions + 1][drawn]][:, None]
@@ -204,10 +203,9 @@ def _past_matters(case: ProbeCase) -> Found:
     for change, scored in map(case.changed, (0, 2)):  # odd ones leave few others
         later = np.arange(len(base.nats)) >= change.changed[0]
         later[change.changed - 1] = False  # whose losses are those of other tokens
-        if base.fingerprint is None or scored.fingerprint is None:
-            differs = case.differ(base.nats, scored.nats)
-        else:
-            differs = case.differ(base.fingerprint, scored.fingerprint)
+        assert base.fingerprint is not None
+        assert scored.fingerprint is not None
+        differs = case.differ(base.fingerprint, scored.fingerprint)
         tokens, behind, moved = tokens + len(change.changed), behind + later.sum(), moved + (differs & later).sum()
     found = f"{tokens:,} tokens changed"
     if not moved:
@@ -218,8 +216,7 @@ def _past_matters(case: ProbeCase) -> Found:
 def _sums(case: ProbeCase) -> Found:
     """Sum each distribution over the vocabulary, and compare the target's probability with its loss."""
     probs = case.base.probabilities
-    if probs is None or probs.shape != (len(case.positions), case.vocabulary):
-        return False, f"the scorer has no probabilities for all {case.vocabulary:,} tokens"
+    assert probs is not None
     if not (np.isfinite(probs).all() and (probs >= 0).all()):
         return False, "some probabilities are negative or not finite"
     sums = probs.sum(1)

@@ -23,7 +23,7 @@ from typing import IO
 
 import psutil
 
-from caddie.errors import UserError
+from caddie.errors import UserError, count
 from caddie.files import absolute
 from caddie.verify.sandbox_launcher import CLOSED, OFFLINE, PLAIN, READY
 
@@ -181,10 +181,10 @@ def run_in_sandbox(
     )
 
 
-def _describe(level: str, count: int, reason: str, missing: str) -> str:
+def _describe(level: str, paths: int, reason: str, missing: str) -> str:
     if level == CLOSED:
-        named = f"{count} named {'path' if count == 1 else 'paths'}"
-        return f"no network, no writable disk, only Python, caddie and {named} readable (Linux namespaces{missing})"
+        given = f"only Python, caddie and {count(paths, 'named path')} readable"
+        return f"no network, no writable disk, {given} (Linux namespaces{missing})"
     disk = "the disk as usual, but for files that cannot grow"
     network = (
         "no network (Linux namespaces)," if level == OFFLINE else "plain subprocess, with the network as usual and"

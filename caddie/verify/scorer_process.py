@@ -136,7 +136,7 @@ class _Failed(Exception):
 def _blamed(method: str) -> Iterator[None]:
     try:
         yield
-    except (CheckFailed, _Failed):
+    except CheckFailed:
         raise
     except (Exception, SystemExit) as error:
         raise _Failed(f"{method} failed with {type(error).__name__}: {error}") from error

@@ -19,7 +19,6 @@ from caddie.data.tokenizers import Ids
 from caddie.model import Model
 from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Scorer, Scoring, Window, run_text
-from caddie.score.loop import Losses
 from caddie.score.scorer import nats
 from caddie.verify.black_box import CountingScorer, Floats, Mask, ScoredText, StepsDone, differ
 from caddie.verify.changes import GAIN, may_change_ends, must_not_change, percent, undecided
@@ -68,7 +67,7 @@ class WholeText:
             for window, row in zip(batch, losses, strict=True):
                 found[window.first : window.end] = row
 
-        def tell(window: Window, losses: Losses) -> None:
+        def tell(window: Window, losses: Floats) -> None:
             nonlocal done
             done += len(losses)
             progress.step({"event": "tokens", "done": done, "total": predictions})
