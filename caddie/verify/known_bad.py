@@ -81,8 +81,7 @@ def _gains(honest: ProbeCase, installed: ProbeCase) -> bool:
 
 def _counts_more(honest: ProbeCase, installed: ProbeCase) -> bool:
     """True if the example counts more bytes for the probe text."""
-    ids = honest.tokens[honest.tokens != honest.bos]
-    return int(installed.count(ids).sum()) > int(honest.count(ids).sum())
+    return bool(installed.count(honest.tokens).sum() > honest.count(honest.tokens).sum())
 
 
 Acts = Callable[[ProbeCase, ProbeCase], bool]

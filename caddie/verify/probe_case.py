@@ -156,7 +156,7 @@ class ProbeCase:
 
     def found_with(self, places: int) -> float:
         """Return the probability that so many places find a leak of `changes.GAIN` in this text."""
-        text_bytes = int(self.artifact.tokenizer.byte_lengths(self.tokens[self.tokens != self.bos]).sum())
+        text_bytes = int(self.artifact.tokenizer.byte_lengths(self.tokens).sum())
         return found_with(self.base, self.reference, text_bytes, places)
 
     def drawn(self) -> Iterator[tuple[DrawnText, ScoredText]]:
@@ -247,7 +247,7 @@ def sized_case(
     length = max(length, min(probe_text.MOST_TOKENS, int(_SCORING_SECONDS * per_second)))
     case = probe_case_of(artifact, scoring, documents, seed=seed, scorer=scorer, length=length)
     long = min(LONG_TOKENS, int((_USER_SECONDS if scorer else _LONG_SECONDS) * per_second))
-    tokens_per_byte = len(case.tokens) / max(1, int(case.count(case.tokens[case.tokens != case.bos]).sum()))
+    tokens_per_byte = len(case.tokens) / max(1, int(case.count(case.tokens).sum()))
     lengths = tuple(1 + round(tokens_per_byte * len(document)) for document in in_order)
     text = probe_text.text_in_order(artifact.tokenizer, in_order, long)
     is_long = len(text) > max(probe_text.MOST_TOKENS, len(case.tokens))
@@ -276,7 +276,7 @@ def with_whole_text(
     tokens = probe_text.text_in_order(tokenizer, documents, max(least, int(_WHOLE_SECONDS * per_second)))
     if len(tokens) <= scoring.sequence_length:
         return case
-    spelled = int(tokenizer.byte_lengths(tokens[tokens != tokenizer.bos]).sum())
+    spelled = int(tokenizer.byte_lengths(tokens).sum())
     model, bos = case.artifact.model, tokenizer.bos
     whole = WholeText(model=model, bos=bos, scoring=scoring, open=open, tokens=tokens, text_bytes=spelled)
     return replace(case, whole=whole)
