@@ -31,6 +31,10 @@ _SHAPING = {"reshape", "view", "flatten", "to", "long", "int", "contiguous", "cl
 """Methods whose result has every element of a tensor and no other."""
 _PACKED_SHARE = 0.5
 """A script is packed if one string is at least this share of it."""
+RUNS = {"exec", "eval", "compile", "__import__"}
+"""Functions that run what is made while the script runs."""
+_UNPACKING = {"decompress", "b85decode", "b64decode", "a85decode", "decode", "encode"}
+_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.IfExp)
 _RAW_LZMA = [{"id": lzma.FILTER_LZMA2}]
 _DECODERS: tuple[Callable[[bytes], bytes], ...] = (base64.b85decode, base64.b64decode, base64.a85decode)
 
@@ -67,26 +71,25 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
         if at >= _MOST_SCRIPTS or (text := folder.text(name, found, _MOST_BYTES)) is None:
             continue
         source, unpacked = unpack(text, name, found)
-        if (tree := parse(source, name, found, "code-syntax" if name == main else "code-unread")) is not None:
-            scripts.append(Script(name, tree, unpacked))
-            imported |= _imports(tree)
+        tree = parse(source, name, found, "code-syntax" if name == main else "code-unread")
+        scripts.append(Script(name, tree, unpacked))
+        imported |= _imports(tree)
         if unpacked and isinstance(outer := _tree(text), ast.Module) and not _only_runs(outer):
             found.add("code-hidden", name, "code around its packed source does more than unpack and run it: read it")
             scripts.append(Script(name, outer, False))
             imported |= _imports(outer)
         others = [one for one in folder.sizes if not one.endswith(".py")]
-        strings = {text.rpartition("/")[2] for text in _texts(tree)} if tree else set()
+        strings = {text.rpartition("/")[2] for text in _texts(tree)}
         named = [one for one in others if one in source and re.search(rf"\b{re.escape(one)}\b", source)]
         named += [one for one in others if one.rpartition("/")[2] in strings and one not in named]
-        if tree is not None and _runs_text(tree):
+        if _runs_text(tree):
             size += sum(folder.sizes[one] for one in named)
             for one in named[:1]:
                 found.add("code-hidden", name, f"it may run what is in {one}, whose source was not checked")
         data = list(filter(_DATA.search, others))
-        matched = {one for glob in (_globs(tree) if tree else []) for one in fnmatch.filter(data, f"*{glob}")}
-        for one in dict.fromkeys(
-            [*(one for one in named if _DATA.search(one) or not _NO_DATA.search(one)), *sorted(matched)]
-        ):
+        matched = {one for glob in _globs(tree) for one in fnmatch.filter(data, f"*{glob}")}
+        held = [one for one in named if _DATA.search(one) or not _NO_DATA.search(one)]
+        for one in dict.fromkeys([*held, *sorted(matched)]):
             how = "names" if one in named else "may read"
             found.add("code-hidden", name, f"it {how} {one}, whose {folder.sizes[one]:,} bytes count too")
         words = set(re.findall(r"\w+", source))
@@ -133,14 +136,6 @@ def _imports(tree: ast.Module) -> set[str]:
     return {part for name in names for part in name.split(".")}
 
 
-RUNS = {"exec", "eval", "compile", "__import__"}
-"""Functions that run what is made while the script runs."""
-
-
-_UNPACKING = {"decompress", "b85decode", "b64decode", "a85decode", "decode", "encode"}
-_DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.IfExp)
-
-
 def _only_runs(tree: ast.Module) -> bool:
     """True if the code around a packed source calls nothing but what unpacks and runs it."""
     nodes = list(ast.walk(tree))
@@ -169,8 +164,8 @@ def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
     return source, layers > 0
 
 
-def parse(source: str, name: str, found: Findings, rule: str) -> ast.Module | None:
-    """Return the syntax tree, or None with a finding of a rule.
+def parse(source: str, name: str, found: Findings, rule: str) -> ast.Module:
+    """Return the syntax tree; an empty one with a finding of a rule if the source cannot be read.
 
     F-strings of Python 3.12 that an older Python does not read are blanked.
     """
@@ -179,7 +174,7 @@ def parse(source: str, name: str, found: Findings, rule: str) -> ast.Module | No
         if isinstance(tree, ast.Module):
             return tree
     found.add(rule, name, f"{tree}; its source was not checked")
-    return None
+    return ast.Module([], [])
 
 
 def _tree(source: str) -> ast.Module | str:
