@@ -4,14 +4,17 @@ A value carries labels. They start where a validation file is named and spread, 
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from caddie.submit.review_scopes import ALL, ENV, LOOKUP, LOSS, TEXT, Flow, Scope, defaults_of, plain, without
 from caddie.submit.review_script import Script, callee, chain, constant, last
-from caddie.submit.review_values import NO_GRADIENT, Values
+from caddie.submit.review_values import ALL, ENV, LOOKUP, LOSS, NO_GRADIENT, TEXT, Flow, Scope, Values, plain, without
 
 _MOST_KEYS = 8
 """Keys of a dict by a comprehension that are told apart."""
+_MOST_PARAMETERS = 100
+"""Parameters of a function that are looked at."""
+_MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
+"""Methods that tell that a name is a model's."""
 _ROUNDS = 7
 """Passes over the script while labels still spread; each follows any number of assignments in order."""
 
@@ -20,7 +23,7 @@ def follow(scripts: Sequence[Script]) -> list[Scope]:
     """Return all functions of the scripts, and each script outside of any, with their labels and places."""
     flow = Flow()
     for script in scripts:
-        flow.declare(Scope("", script.tree, script, None))
+        _declare(flow, Scope("", script.tree, script, None))
     for _ in range(_ROUNDS):
         before = flow.size()
         for scope in flow.scopes:
@@ -29,6 +32,41 @@ def follow(scripts: Sequence[Script]) -> list[Scope]:
         if flow.size() == before:
             break
     return flow.scopes
+
+
+def _declare(flow: Flow, scope: Scope) -> None:
+    """Add a scope and those within it."""
+    flow.scopes.append(scope)
+    waiting: list[tuple[ast.AST, str]] = [(scope.node, "")]
+    while waiting:
+        at, owner = waiting.pop()
+        for child in ast.iter_child_nodes(at):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = Scope(child.name, child, scope.script, scope, owner=owner or scope.owner)
+                every = child.args
+                names = [one.arg for one in (*every.posonlyargs, *every.args, *every.kwonlyargs)]
+                inner.parameters = names[:_MOST_PARAMETERS]
+                if inner.parameters[:1] == ["self"]:
+                    del inner.parameters[0]
+                inner.rest = [one.arg for one in (every.vararg, every.kwarg) if one]
+                flow.of_node[child] = inner
+                for name in (child.name, owner if child.name == "__init__" else ""):
+                    flow.named[name] += [inner] if name else []
+                _declare(flow, inner)
+            else:
+                if isinstance(child, ast.Attribute) and child.attr in _MODEL:
+                    flow.models.add(last(child.value))
+                waiting.append((child, child.name if isinstance(child, ast.ClassDef) else owner))
+
+
+def _defaults(every: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the parameters that have a default, and it."""
+    placed = [*every.posonlyargs, *every.args]
+    for one, default in zip(placed[len(placed) - len(every.defaults) :], every.defaults, strict=True):
+        yield one.arg, default
+    for one, named in zip(every.kwonlyargs, every.kw_defaults, strict=True):
+        if named is not None:
+            yield one.arg, named
 
 
 class _Walk(Values):
@@ -44,7 +82,7 @@ class _Walk(Values):
     def statement(self, node: ast.stmt) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             inner = self.flow.of_node[node]
-            inner.defaults = {name: self.value(one) for name, one in defaults_of(node.args) if name in inner.parameters}
+            inner.defaults = {name: self.value(one) for name, one in _defaults(node.args) if name in inner.parameters}
             return
         if isinstance(node, ast.ClassDef):
             self.of_class, before = True, self.of_class
