@@ -64,8 +64,7 @@ def review(path: Path, against: Path | None = None) -> Review:
     check_runs(stated, _read(against, Findings())[1] if against else None, size, found)
     _check_readme(folder, stated.claims, found)
     _check_held_out(folder, found)
-    order = {severity: place for place, severity in enumerate(SEVERITIES)}
-    findings = sorted(found, key=lambda one: (order[one.severity], one.file, one.line or 0))
+    findings = sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.file, one.line or 0))
     return Review(str(path), findings, [_facts(log, stated.claims) for log in stated.chosen])
 
 

@@ -74,18 +74,17 @@ def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
             adds = _adds(scope)
             first = min((place.line for place in adds), default=None)
             events = [event for event in events if first is None or event[0].line <= first]
-            scored_late = [here for here, _, _ in events if here.loop and any(one.loop is here.loop for one in adds)]
-            late.update((scope, one) for one in scored_late[:1])
-            bare[scope] = [event for event in events if event[0] not in scored_late]
+            scoring = {place.loop for place in adds if place.loop}
+            late.update([(scope, here) for here, _, _ in events if here.loop in scoring][:1])
+            bare[scope] = [event for event in events if event[0].loop not in scoring]
     for scope, place in late.items():
         said = f"{scope.name} adds up losses only after it has updated parameters on the same text"
         scope.script.add("code-update-first", said, place.line, found)
     for scope, trained in bare.items():
         if scope not in called:
-            for _, source, place in trained:
+            for _, source, place in trained[:1]:
                 said = f"{source.name} trains on validation text, and neither it nor its caller scores that text before"
                 source.script.add("code-trains-on-validation", said, place.line, found)
-                break
     return {scope for scope in scopes if late.get(scope) or bare[scope]}
 
 

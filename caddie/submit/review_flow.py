@@ -83,8 +83,7 @@ class _Walk(Values):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             inner = self.flow.of_node[node]
             inner.defaults = {name: self.value(one) for name, one in _defaults(node.args) if name in inner.parameters}
-            return
-        if isinstance(node, ast.ClassDef):
+        elif isinstance(node, ast.ClassDef):
             self.of_class, before = True, self.of_class
             self.block(node.body)
             self.of_class = before

@@ -32,16 +32,16 @@ NO_GRADIENT = {"no_grad", "inference_mode"}
 _TARGETS = TARGET | TARGET << PARAMETER
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
     """A statement or expression of interest: line, outermost loop around it, and what was noted there."""
 
     line: int
     loop: ast.AST | None
     what: str = ""
-    scope: Scope | None = field(default=None, compare=False)
+    scope: Scope | None = None
     models: frozenset[str] = frozenset()
-    no_gradient: bool = field(default=False, compare=False)
+    no_gradient: bool = False
 
 
 @dataclass(eq=False)
@@ -312,7 +312,8 @@ class Values:
             return self._loss(node, given[0] if given else named.get("input", 0))
         if name in {"gather", "take_along_dim", "take_along_axis"} and known & TEXT and known & TARGET:
             return LOSS | without(marks, TARGET)
-        if known & TEXT and (name == "flip" or (name == "roll" and any(map(_negative, ast.walk(node))))):
+        backwards = name == "roll" and any(isinstance(one, ast.USub) for one in ast.walk(node))
+        if known & TEXT and (name == "flip" or backwards):
             return marks | TARGET
         if known & TEXT and name in {"backward", "grad"}:
             self.note("update", node, _whose(marks))
@@ -329,14 +330,14 @@ class Values:
         if name == "partial" and arguments:
             name, arguments = last(arguments[0]), arguments[1:]
         known_functions = self.flow.functions(name)
-        passed = [one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.named]
+        handed_names = [one.id for one in node.args if isinstance(one, ast.Name)]
         if not known_functions:
             self.meet(node, receiver, *given, *named.values())
-        models = frozenset(one.id for one in node.args if isinstance(one, ast.Name) and one.id in self.flow.models)
+        models = frozenset(one for one in handed_names if one in self.flow.models)
         for function in known_functions:
             handed = self._hand(function, arguments, node.keywords)
             self.note("call", node, _whose(marks | handed), scope=function, models=models)
-        for function in (one for other in passed for one in self.flow.named[other][:1]):
+        for function in (one for other in handed_names for one in self.flow.functions(other)[:1]):
             self.note("call", node, _whose(marks), scope=function, models=models)
         return marks | union(one.returns[None] for one in known_functions)
 
@@ -432,7 +433,3 @@ def _later(node: ast.expr | None) -> bool:
     return constant(node) == 1 or (
         isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and constant(node.right) == 1
     )
-
-
-def _negative(node: ast.AST) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
