@@ -11,6 +11,7 @@ from typing import Any
 
 from caddie.errors import UserError, count
 from caddie.report.tables import printable, table
+from caddie.run.contest_sets import CURRENT
 from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
 from caddie.submit.review_code import check_scripts
@@ -24,7 +25,7 @@ _MOST_LOGS, _MOST_NUMBERS = 40, 2_000
 """Logs, and different numbers of the README, that are looked at."""
 _README_DIGITS = 3
 """Digits after the point that a README may round scores to."""
-_HELD_OUT = 50_000
+_HELD_OUT = CURRENT.documents or 0
 _VAL_DOCS = re.compile(r"\bval[-_]docs[=: ]{1,2}(\d[\d_,]{0,12})([kK]?)")
 _BY_DEFAULT = re.compile(r"(?s)--val-docs[\"'](?:(?!--val|add_arg|default).){0,500}\bdefault\s*=\s*(\d[\d_]{0,12})\b()")
 """Number of documents, and `k` for thousands, as text states it and as an option has it by default."""
