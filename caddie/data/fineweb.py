@@ -74,8 +74,6 @@ class Place:
     revision: str | None = None
     local: Path | None = None
     """A copy on disk."""
-    endpoint: str | None = None
-    """Server, in place of huggingface_hub's default."""
     bars: bool = False
     """True to show huggingface_hub's progress bars."""
 
@@ -84,7 +82,7 @@ class Place:
         if self.local is not None:
             return on_disk(self.local)
         repository, revision = self.repository or variant.repository, self.revision or variant.revision
-        return on_hub(repository, revision, folder, endpoint=self.endpoint, bars=self.bars)
+        return on_hub(repository, revision, folder, bars=self.bars)
 
 
 def fetch_fineweb(name: str, train_shards: int, folder: Path, progress: Progress, place: Place = Place()) -> Corpus:

@@ -101,26 +101,18 @@ def on_disk(folder: Path) -> Snapshot:
     return Snapshot(folder, {path.relative_to(folder).as_posix(): None for path in sorted(files)}, str(folder), None)
 
 
-def on_hub(
-    repository: str,
-    revision: str,
-    folder: Path,
-    *,
-    kind: Kind = "dataset",
-    endpoint: str | None = None,
-    bars: bool = False,
-) -> Snapshot:
+def on_hub(repository: str, revision: str, folder: Path, *, kind: Kind = "dataset", bars: bool = False) -> Snapshot:
     """Return the snapshot of a repository, to be fetched into `folder`.
 
     The first call resolves the revision to a commit and keeps it in the folder, so that all files are of one commit,
-    and a later call needs no network for files that are there. `endpoint` replaces huggingface_hub's default server.
-    `bars` shows that library's progress bars. Raises `UserError` if huggingface_hub is not installed, the repository
-    cannot be reached, or the folder holds files of another repository or commit.
+    and a later call needs no network for files that are there. `bars` shows huggingface_hub's progress bars. Raises
+    `UserError` if that library is not installed, the repository cannot be reached, or the folder holds files of another
+    repository or commit.
     """
     folder = expanded(folder).resolve()
     held = _held(folder / SOURCE)
     if held is None:
-        held = list_files(repository, revision, folder, kind, endpoint)
+        held = list_files(repository, revision, folder, kind)
         write_json(folder / SOURCE, {**asdict(held[0]), "files": held[1]})
     origin, sizes = held
     if origin.repository != repository or revision not in (origin.revision, origin.commit):
@@ -130,20 +122,18 @@ def on_hub(
         )
 
     def download(name: str) -> None:
-        options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "endpoint": endpoint, "repo_type": kind}
+        options: Any = {"local_dir": folder, "cache_dir": folder / ".cache", "repo_type": kind}
         with hub_library(folder, bars, f"{name} of {repository}", ABSENT[kind], OFFLINE[kind]) as library:
             library.hf_hub_download(repository, name, revision=origin.commit, token=TOKEN[kind], **options)
 
     return Snapshot(folder, sizes, repository, origin, download)
 
 
-def list_files(
-    repository: str, revision: str, folder: Path, kind: Kind, endpoint: str | None = None
-) -> tuple[Origin, dict[str, int | None]]:
+def list_files(repository: str, revision: str, folder: Path, kind: Kind) -> tuple[Origin, dict[str, int | None]]:
     """Ask the hub for the commit of a revision and for the bytes of its files; `folder` is the library's home."""
     what = f"the list of files of {repository} at {revision}"
     with hub_library(folder, False, what, ABSENT[kind], OFFLINE[kind]) as library:
-        client = library.HfApi(endpoint=endpoint, token=TOKEN[kind])
+        client = library.HfApi(token=TOKEN[kind])
         info = client.repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
     for name in sizes:

@@ -80,7 +80,7 @@ def hub(published: dict[str, bytes]) -> Iterator[Hub]:
 
 def fetch(hub: Hub, folder: Path, shards: int = 2, variant: str = "sp300", told: list[str] | None = None) -> Corpus:
     report = SILENT if told is None else Recorder(lambda event: told.append(event["text"]))
-    return fetch_fineweb(variant, shards, folder, report, Place(endpoint=hub.url))
+    return fetch_fineweb(variant, shards, folder, report)
 
 
 @pytest.mark.long
@@ -211,10 +211,10 @@ def test_all_files_are_of_the_commit_that_was_first_got(hub: Hub, tmp_path: Path
 def test_another_repository_and_revision(published: dict[str, bytes], tmp_path: Path) -> None:
     with serving(published, "me/mine") as hub:
         hub.branches = {"v2": "c" * 40}
-        place = Place("me/mine", "v2", endpoint=hub.url)
+        place = Place("me/mine", "v2")
         found = fetch_fineweb("sp300", 1, tmp_path, SILENT, place)
         assert found.manifest.origin == Origin("me/mine", "v2", "c" * 40)
-        for wrong in (Place("me/mine", endpoint=hub.url), Place("me/yours", endpoint=hub.url)):
+        for wrong in (Place("me/mine"), Place("me/yours")):
             with pytest.raises(UserError, match=r"the hub does not have .*; check repository and revision") as caught:
                 fetch_fineweb("sp300", 1, tmp_path / "other", SILENT, wrong)
             assert "\n" not in str(caught.value)

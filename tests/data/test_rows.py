@@ -3,7 +3,6 @@
 import builtins
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from recording import RecordedProgress
 from stand_in_hub import Hub, serving
 
 from caddie.data import documents as sources
-from caddie.data.hub import Origin, on_hub
+from caddie.data.hub import Origin
 from caddie.data.prepare import prepare
 from caddie.data.tokenizers import RawBytes
 from caddie.errors import UserError
@@ -147,7 +146,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     with serving(files, NAME) as server:
-        monkeypatch.setattr(sources, "on_hub", partial(on_hub, endpoint=server.url))
         yield server
 
 
@@ -198,7 +196,7 @@ def test_what_the_hub_does_not_have_is_one_line(hub: Hub, monkeypatch: pytest.Mo
         with pytest.raises(UserError, match=message) as caught:
             read(f"hf:{name}")
         assert "\n" not in str(caught.value)
-    monkeypatch.setattr(sources, "on_hub", partial(on_hub, endpoint="http://127.0.0.1:9"))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"cannot fetch the list of files .*; the same command continues") as caught:
         read("hf:me/other")
     assert "\n" not in str(caught.value)

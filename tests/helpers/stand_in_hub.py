@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 
 
@@ -190,10 +191,15 @@ class Handler(BaseHTTPRequestHandler):
 def serving(
     files: Mapping[str, bytes], repository: str = "willdepueoai/parameter-golf", kind: str = "dataset"
 ) -> Iterator[Hub]:
-    """Serve the files while the block runs."""
+    """Serve the files while the block runs, to huggingface_hub in this process."""
+    from huggingface_hub import constants
+
     with Hub(files, repository, kind) as server:
+        here: dict[str, Any] = {"ENDPOINT": server.url, "HF_HUB_DISABLE_TELEMETRY": True}  # as `hub_library` sets it
+        here["HUGGINGFACE_CO_URL_TEMPLATE"] = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield server
+        with patch.multiple(constants, **here):
+            yield server
         server.shutdown()
         thread.join()
