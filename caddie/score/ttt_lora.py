@@ -347,5 +347,4 @@ def global_rows(tokens: Positions, chunk_tokens: int, length: int) -> Iterator[t
     chunks = math.ceil((len(tokens) - 1) / chunk_tokens)
     for chunk in range(chunks - 1):
         starts = range(chunk * chunk_tokens, (chunk + 1) * chunk_tokens - length + 1, length)
-        if starts:
-            yield chunk, chunks, np.stack([tokens[start : start + length + 1] for start in starts])
+        yield chunk, chunks, np.stack([tokens[start : start + length + 1] for start in starts])

@@ -139,12 +139,10 @@ class _ChunkSGD(Scorer):
         check_chunk("score.ttt.chunk_tokens", config.chunk_tokens, length)
         self._chunk_tokens, self._length, self._stride, self._bos = config.chunk_tokens, length, stride, bos
         self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
-        self._per_stretch = config.chunk_tokens
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield chunk after chunk, each with the windows whose first scored prediction lies in it."""
-        if len(layout.begins) > 1:
-            self._per_stretch = max(self._length, self._chunk_tokens // len(layout.begins))
+        self._per_stretch = max(self._length, self._chunk_tokens // max(1, len(layout.begins)))
         self._chunks = math.ceil(int((layout.ends - layout.begins).max(initial=0)) / self._per_stretch)
 
         def numbered(begin: int, end: int) -> Iterator[tuple[int, Window]]:
