@@ -33,7 +33,6 @@ class Variant:
     tokenizer: str | None
     """Name of the model file; None for bytes."""
     repository: str = "willdepueoai/parameter-golf"
-    revision: str = "main"
     caseops: bool = False
     """True if capitals are marks and side-cars state the bytes of the held-out text."""
 
@@ -81,7 +80,7 @@ class Place:
         """Return the files, to be fetched into `folder` unless they are on disk."""
         if self.local is not None:
             return on_disk(self.local)
-        repository, revision = self.repository or variant.repository, self.revision or variant.revision
+        repository, revision = self.repository or variant.repository, self.revision or "main"
         return on_hub(repository, revision, folder, bars=self.bars)
 
 
