@@ -113,7 +113,6 @@ class SequentialStream(Loader):
     """First position: drawn from the seed, so that seeds are independent, or the contest scripts' first shard."""
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """Return the endless concatenation of the shards, cut into spans of tokens + 1."""
         _row_count(tokens, sequence_length)
         _check_enough(total := sum(map(len, shards)), tokens)
         stream = _Sequential(shards, tokens, sequence_length)
@@ -128,7 +127,6 @@ class ShuffledSequences(Loader):
     """
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """Return rows in an order fixed by `seed`."""
         return _Epochs(shards, tokens, sequence_length, seed, _shuffled)
 
 
@@ -141,7 +139,6 @@ class CoprimeStride(Loader):
     """
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
-        """Return rows in an order fixed by `seed`."""
         return _Epochs(shards, tokens, sequence_length, seed, _coprime)
 
 

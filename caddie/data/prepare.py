@@ -53,9 +53,9 @@ def prepare(
     `existing` is for a corpus there of another text, or of this one before it changed.
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
-    described in place. With `held_out_only` the training documents are split off and
-    hashed, but neither encoded nor written: enough to score on, and to prove what was held out. Raises `UserError` for
-    a source, tokenizer, vocabulary or fraction that cannot be used.
+    described in place. With `held_out_only` the training documents are split off and hashed, but neither encoded nor
+    written: enough to score on, and to prove what was held out. Raises `UserError` for a source, tokenizer, vocabulary
+    or fraction that cannot be used.
     """
     path = expanded(source) if source is not None else None
     if path and column is not None and (corpus.is_corpus(path) or published.is_published(path)):
@@ -224,7 +224,7 @@ class _Writer:
 
     def add(self, documents: list[bytes]) -> None:
         for document, ids in zip(documents, self.tokenizer.encode_many(documents), strict=True):
-            piece = np.concatenate([np.array([self.tokenizer.bos], np.uint16), ids])
+            piece = np.append(np.uint16(self.tokenizer.bos), ids)
             if self.pieces and self.pending + len(piece) > SHARD_TOKENS:
                 self._flush()
             if self.full:

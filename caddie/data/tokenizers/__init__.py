@@ -36,7 +36,6 @@ class ByteTokenizer(Tokenizer):
         self.table = ByteTable(byte.astype(np.int64), np.zeros_like(byte), ~byte)
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the bytes themselves, counted from `first`."""
         return [np.frombuffer(document, np.uint8) + np.uint16(self.first) for document in documents]
 
     def serialize(self) -> bytes:
@@ -123,11 +122,9 @@ class CaseOpsTokenizer(Tokenizer):
         self.vocabulary, self.bos, self.token_bytes, self.table = of.vocabulary, of.bos, of.token_bytes, of.table
 
     def encode_many(self, documents: Sequence[bytes]) -> list[Ids]:
-        """Return the model's ids of each document with marks for its capitals."""
         return self.of.encode_many([caseops.encode(document) for document in documents])
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """Return the bytes of the ids, decoded document by document."""
         return b"".join(caseops.decode(self.of.decode(run)) for run in self._documents(ids))
 
     def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -216,7 +213,6 @@ class SentencePieceBPE(SentencePieceSource):
     """Bytes of training text to learn from."""
 
     def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
-        """Train on documents drawn from `sample`."""
         return SentencePieceTokenizer(bpe.train(sample(), vocabulary, self.sample_bytes, symbols))
 
 
@@ -230,6 +226,5 @@ class CaseOps(TokenizerSource):
     """Source of the SentencePiece model."""
 
     def build(self, vocabulary: int, sample: Sample) -> CaseOpsTokenizer:
-        """Return the tokenizer, its model built from text with marks."""
         model = self.of.build(vocabulary, lambda: list(map(caseops.encode, sample())), caseops.SYMBOLS)
         return CaseOpsTokenizer(model)
