@@ -72,8 +72,10 @@ class HuggingFaceTokenizer(TextTokenizer):
             index: token.encode() if token in added and not _is_byte(token, decoders) else _piece(token, decoders)
             for token, index in vocabulary.items()
         }
-        unknown = _unknown(value["model"], vocabulary)  # stands for text that it does not spell
-        self._set_pieces({**pieces, **dict.fromkeys(unknown, b""), self.bos: b""}, "this tokenizer.json has")
+        unknown = vocabulary.get(value["model"].get("unk_token") or "", value["model"].get("unk_id"))
+        if unknown is not None:
+            pieces[unknown] = b""  # it stands for text that it does not spell
+        self._set_pieces({**pieces, self.bos: b""}, "this tokenizer.json has")
         # If a model takes text that spells BOS for BOS, the text is cut inside that spelling.
         self._cut = re.compile(f"(?<={re.escape(begin[:1])})(?={re.escape(begin[1:])})")
 
@@ -94,12 +96,6 @@ class HuggingFaceTokenizer(TextTokenizer):
     def serialize(self) -> bytes:
         """Return the file as compact JSON, with `bos_token`."""
         return json.dumps({**self._value, "bos_token": self._begin}, separators=(",", ":")).encode()
-
-
-def _unknown(model: Any, vocabulary: Mapping[str, int]) -> list[int]:
-    """Return the id of the unknown token, if the model has one."""
-    found = vocabulary.get(model.get("unk_token") or "", model.get("unk_id"))
-    return [] if found is None else [found]
 
 
 def _decoders(decoder: Any) -> Iterator[Any]:
@@ -181,7 +177,6 @@ class TiktokenTokenizer(TextTokenizer):
         return found
 
     def serialize(self) -> bytes:
-        """Return pattern and ranks."""
         return _with_pattern(self._pattern, self._ranks)
 
 
