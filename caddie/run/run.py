@@ -62,7 +62,9 @@ def run(
 
     Raises `UserError` before training for every mistake that can be found by then. Finished stages stay in the folder.
     """
-    check_arguments(recipe, source, ranks.world if ranks else 1)
+    check_kind(recipe, Recipe, "the recipe", AS_RECIPE)
+    check_source(source)
+    check_recipe(recipe, ranks.world if ranks else 1)
     seed = coerce(seed, Seed, "seed")  # JSON cannot hold one of NumPy's
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
     with hold_folder(folder, recipe, ranks, progress, alone=study is None) as phases:
@@ -101,13 +103,6 @@ def run(
         result |= describe_scores(scores, scored, verdict, phases.seconds)
         result |= {"command": command, "seed": seed, **({"study": dict(study)} if study is not None else {})}
         return write_result(folder, result)
-
-
-def check_arguments(recipe: Recipe, source: str | Path | None, world: int) -> None:
-    """Raise `UserError` for arguments of `run` that are no recipe or no text, or do not fit together."""
-    check_kind(recipe, Recipe, "the recipe", AS_RECIPE)
-    check_source(source)
-    check_recipe(recipe, world)
 
 
 def check_recipe(recipe: Recipe, world: int = 1) -> None:
