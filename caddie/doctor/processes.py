@@ -1,7 +1,5 @@
 """Other processes at work on this machine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

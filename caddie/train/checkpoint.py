@@ -1,13 +1,11 @@
 """Files that training leaves in a run folder: checkpoint, weights, log."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -18,9 +16,7 @@ from caddie.data.loaders import TrainingData
 from caddie.errors import UserError
 from caddie.files import replacing
 from caddie.model import GPT
-
-if TYPE_CHECKING:
-    from caddie.train.settings import Train
+from caddie.train.settings import Train
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
