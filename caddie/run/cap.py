@@ -1,12 +1,10 @@
 """The bytes that a recipe leaves its file: the cap, less the code that its policy counts beside the file."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from caddie.config.userfile import UserFile, user_files
 from caddie.errors import UserError
 from caddie.pack.artifact import Metadata
-from caddie.pack.compress import Pack
 from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
 from caddie.run.policy import FileCap, code_bytes, file_cap, section_bytes
@@ -25,18 +23,6 @@ def cap_of_recipe(recipe: Recipe, metadata: Metadata | None = None) -> FileCap:
             "give a larger cap, as cap=1000000"
         )
     return found
-
-
-def cap_from_ledger(
-    recipe: Mapping[str, Any], needed: Sequence[bytes], training: Sequence[bytes], parts: Mapping[str, int]
-) -> FileCap:
-    """Return the bytes that the file of a recipe may have. The recipe is JSON: its classes need not be known here.
-
-    `needed` and `training` are the contents of users' files as in `with_parts`.
-    """
-    pack = Pack(**{name: recipe["pack"][name] for name in ("cap_bytes", "policy") if name in recipe["pack"]})
-    source = with_parts(describe_source(recipe), needed, training) if pack.policy else {}
-    return file_cap(pack, code_bytes(source), parts)
 
 
 def source_of_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -18,13 +18,15 @@ from caddie.errors import CheckFailed, UserError
 from caddie.files import reason, replacing, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.pack.compress import Pack
+from caddie.pack.source_bundle import describe_source, with_parts
 from caddie.recipes.recipe import Recipe
 from caddie.recipes.recipe_file import read_start
 from caddie.report.display import Display
 from caddie.report.read import pick, read_json, read_scored_result
 from caddie.report.run_files import ARTIFACT, CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, WEIGHTS
 from caddie.report.tables import one_line
-from caddie.run.cap import cap_from_ledger, files_to_score
+from caddie.run.cap import files_to_score
+from caddie.run.policy import code_bytes, file_cap
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
 from caddie.runtime.progress import SILENT, Phases, Progress
@@ -215,10 +217,13 @@ def cap_of(artifact: Artifact) -> int | None:
                 f"{folder / PARTS / one.name} is not the file that {folder / RECIPE} needs, and its code counts; "
                 "copy it there again, or name the cap by cap=N"
             )
-    recipe, needed = about["recipe"], [file.source for file in artifact.parts]
+    recipe = about["recipe"]
     if cap is not None:
         recipe = {**recipe, "pack": {**recipe["pack"], "cap_bytes": cap}}
-    return cap_from_ledger(recipe, needed, [*sources.values()], artifact.ledger).file_bytes
+    pack = Pack(**{name: recipe["pack"][name] for name in ("cap_bytes", "policy") if name in recipe["pack"]})
+    needed = [file.source for file in artifact.parts]
+    source = with_parts(describe_source(recipe), needed, [*sources.values()]) if pack.policy else {}
+    return file_cap(pack, code_bytes(source), artifact.ledger).file_bytes
 
 
 def is_file_of_result(artifact: Artifact) -> bool:
