@@ -13,7 +13,7 @@ from caddie.data.corpus import Corpus
 from caddie.model import Model, build
 from caddie.model.parameters import assign
 from caddie.pack.calibrate import TrainingText
-from caddie.pack.candidates import Candidate, Candidates, section_of
+from caddie.pack.candidates import Candidates, section_of
 from caddie.pack.codecs import Lzma, Stored, Zlib, Zstd
 from caddie.pack.coding import ArrayCodec, EntropyModel, Packed, ProcessPool, Smallest, decode
 from caddie.pack.fit import FillCap
@@ -39,9 +39,6 @@ SMALLEST = "smallest"
 """The shortest stream of all of these for each array, in the time of all of them together."""
 MEASURED_TOKENS = 16_384
 """Training tokens, beside those of the calibration, that every method is measured on."""
-
-Streams = list[list[bytes]]
-"""For each weight its coded arrays."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +131,14 @@ class _Bench:
     def __init__(
         self, folder: Path, recipe: Recipe, seed: int, corpus: Corpus, pool: ProcessPool, progress: Progress
     ) -> None:
-        weights = run_weights(folder, recipe, corpus)
+        self.weights = run_weights(folder, recipe, corpus)
         self.metadata, self.pool, self.progress = metadata_of(recipe, seed, corpus), pool, progress
         self.bos, self.per_nat = corpus.manifest.tokenizer.bos, bits_per_nat(corpus)
-        self.calibrations = calibrate_recipe(recipe, weights, corpus, progress=progress)
-        self.weights = weights
+        self.calibrations = calibrate_recipe(recipe, self.weights, corpus, progress=progress)
         self.model = build(recipe.model, 0, local_device())
         self.rows = _unseen(recipe, corpus, self.model)
         self.tokens = sum(ids.numel() for ids in self.rows)
-        self.before = self._bits_per_byte(weights)
+        self.before = self._bits_per_byte(self.weights)
 
     def packings(self, method: Method, cap: int | None) -> list[dict[str, Any]]:
         quantizers = assign(method.rules, self.model, "quantizers")
@@ -160,21 +156,27 @@ class _Bench:
         predicted = None if candidate.predicted_loss is None else candidate.predicted_loss * self.per_nat
         after = self._bits_per_byte({name: stored.restored for name, stored in candidate.weights.items()})
         measured = None if after is None or self.before is None else after - self.before
-        tried: dict[str, Streams] = {}
+        arrays = [
+            (weight, stored.arrays[key])
+            for weight, stored in candidate.weights.items()
+            for key in stored.quantizer.layout(stored.shape)
+        ]
+        tried: dict[str, list[bytes]] = {}
         encoding, decoding = Phases(), Phases()
         for name, coding in CODINGS.items():
             self.progress.step({"event": "doing", "text": f"{len(tried) + 1} of {len(CODINGS)} codings: {name}"})
             with encoding(name):
-                tried[name] = _encoded(candidate, coding)
-        tried[SMALLEST] = [
-            [min(same, key=len) for same in zip(*each, strict=True)] for each in zip(*tried.values(), strict=True)
-        ]
+                tried[name] = [coding.encode(array) for _, array in arrays]
+        tried[SMALLEST] = [min(same, key=len) for same in zip(*tried.values(), strict=True)]
         encoding.seconds[SMALLEST] = sum(encoding.seconds.values())
         found = []
         for name, streams in tried.items():
-            with decoding(name):
-                _decode(candidate, streams)
-            sections = [section_of(*one) for one in zip(candidate.weights, streams, strict=True)]
+            of_weight: dict[str, list[bytes]] = {weight: [] for weight in candidate.weights}
+            for (weight, array), stream in zip(arrays, streams, strict=True):
+                of_weight[weight].append(stream)
+                with decoding(name):
+                    decode(stream, array.dtype, array.shape)
+            sections = [section_of(*one) for one in of_weight.items()]
             weight_bits = 8 * sum(len(section.data) for section in sections)
             facts = {
                 "quantizer": method.name,
@@ -219,18 +221,3 @@ def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
         return []
     text = text if isinstance(text, TrainingText) else TrainingText()
     return rows(text.but(tokens=used + tokens, batch_tokens=length))[used // length :]
-
-
-def _encoded(candidate: Candidate, coding: ArrayCodec) -> Streams:
-    return [
-        [coding.encode(stored.arrays[key]) for key in stored.quantizer.layout(stored.shape)]
-        for stored in candidate.weights.values()
-    ]
-
-
-def _decode(candidate: Candidate, streams: Streams) -> None:
-    """Decode all arrays, for the time it takes."""
-    for stored, found in zip(candidate.weights.values(), streams, strict=True):
-        layout = stored.quantizer.layout(stored.shape)
-        for stream, (dtype, shape) in zip(found, layout.values(), strict=True):
-            decode(stream, dtype, shape)
