@@ -19,15 +19,15 @@ COMPILE_SECONDS = 30.0
 
 
 class Forward:
-    """Logits of a model over windows of ids, as `Model` gives them.
+    """Logits of a model over windows of ids, as `Model` gives them; documents begin with `bos`.
 
     The length of the text is unknown here, so on a GPU a shape is compiled once it has taken as much time as compiling
     takes, which at worst doubles the time. A compiler that fails causes a warning and is not used again. Not measured
     on a GPU; on a CPU compiled scoring was 0 to 20 % faster, less than compiling takes (`docs/log.md`).
     """
 
-    def __init__(self, model: Model, dtype: torch.dtype) -> None:
-        self.model, self._dtype = model, dtype
+    def __init__(self, model: Model, bos: int, dtype: torch.dtype) -> None:
+        self.model, self._bos, self._dtype = model, bos, dtype
         self._compiling = next(model.parameters()).device.type == "cuda"
         self._counts = self._compiling and any(
             getattr(block.attention, "scope", "row") == "document" for block in model.config.blocks
@@ -37,21 +37,14 @@ class Forward:
         self._compiled: dict[Shape, Callable[[Tensor, Tensor], Tensor]] = {}
 
     def __call__(
-        self,
-        ids: Tensor,
-        starts: Tensor,
-        last: int | None = None,
-        cache: Cache | None = None,
-        begun: int | None = None,
+        self, ids: Tensor, last: int | None = None, cache: Cache | None = None, begun: int | None = None
     ) -> Tensor:
         """Return logits (rows, last or n, vocabulary) of ids, int64 (rows, n).
 
-        `starts`, bool (rows, n), is True at the first token of a document. With a cache the ids continue those of the
-        previous call, and nothing is compiled. `begun` bounds the documents that begin in the windows; if it is None
-        they are counted, for which a GPU is waited for.
+        With a cache the ids continue those of the previous call, and nothing is compiled. `begun` bounds the documents
+        that begin in the windows; if it is None they are counted, for which a GPU is waited for.
         """
-
-        rows, length = ids.shape
+        (rows, length), starts = ids.shape, ids == self._bos
         counted: dict[str, int] = {}
         if self._counts and cache is None:  # FlashAttention has to know how many documents there may be
             begun = int(starts.sum()) if begun is None else begun

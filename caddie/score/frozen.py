@@ -18,7 +18,7 @@ class Frozen(Scorer):
     stateless = True
 
     def __init__(self, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
-        self._bos, self._length, self._stride, self._forward = bos, length, stride, Forward(model, dtype)
+        self._length, self._stride, self._forward = length, stride, Forward(model, bos, dtype)
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the windows of all stretches in order, the stretches side by side."""
@@ -34,4 +34,4 @@ class Frozen(Scorer):
 
     @torch.inference_mode()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        return self._forward(inputs, inputs == self._bos, last, cache)
+        return self._forward(inputs, last, cache)

@@ -245,7 +245,7 @@ class _DocumentLoRA(Scorer):
             check_chunk("score.ttt.phases.chunk_tokens", config.phases.chunk_tokens, length)
         self._config, self._bos, self._length, self._dtype = config, bos, length, dtype
         self._model = copy.deepcopy(model).requires_grad_(False)
-        self._forward = Forward(self._model, dtype)
+        self._forward = Forward(self._model, bos, dtype)
         self._adapters = _Adapters(config, self._model)
         self._ranks = Ranks()
         self.together = self._adapters.together
@@ -281,7 +281,7 @@ class _DocumentLoRA(Scorer):
         """Run one forward, each row with its document's adapters; without a cache, keep its graph for the update."""
         self._adapters.use(slots)
         with torch.set_grad_enabled(cache is None):
-            logits = self._forward(inputs, inputs == self._bos, last, cache, begun=len(inputs))
+            logits = self._forward(inputs, last, cache, begun=len(inputs))
         if cache is None:
             self._logits.append(logits)
         return logits

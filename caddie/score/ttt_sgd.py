@@ -59,8 +59,8 @@ class Learner:
     """
 
     def __init__(self, model: Model, bos: int, sgd: SGD, dtype: torch.dtype, ranks: Ranks = Ranks()) -> None:
-        self.model, self.ranks, self._bos, self._sgd = model, ranks, bos, sgd
-        self.forward = Forward(model, dtype)
+        self.model, self.ranks, self._sgd = model, ranks, sgd
+        self.forward = Forward(model, bos, dtype)
         self._parameters = [parameter.requires_grad_() for parameter in model.parameters()]
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self._momentum = self._parameters[0].new_zeros(sum(self._sizes))
@@ -85,8 +85,7 @@ class Learner:
     def _part(self, rows: Positions, predictions: int) -> Tensor:
         """Return the part of some rows in the gradient of a mean over `predictions`."""
         ids = torch.from_numpy(rows).to(self._momentum.device)
-        logits = self.forward(ids[:, :-1], ids[:, :-1] == self._bos)
-        loss = nats(logits, ids[:, 1:]).sum() / predictions
+        loss = nats(self.forward(ids[:, :-1]), ids[:, 1:]).sum() / predictions
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
         return torch.cat([gradient.flatten() for gradient in gradients])
 
@@ -137,7 +136,7 @@ class _ChunkSGD(Scorer):
 
     def __init__(self, config: ChunkSGD, model: Model, bos: int, length: int, stride: int, dtype: torch.dtype) -> None:
         check_chunk("score.ttt.chunk_tokens", config.chunk_tokens, length)
-        self._chunk_tokens, self._length, self._stride, self._bos = config.chunk_tokens, length, stride, bos
+        self._chunk_tokens, self._length, self._stride = config.chunk_tokens, length, stride
         self._learner = Learner(copy.deepcopy(model), bos, config.sgd, dtype)
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
@@ -161,7 +160,7 @@ class _ChunkSGD(Scorer):
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        return self._learner.forward(inputs, inputs == self._bos, last, cache)
+        return self._learner.forward(inputs, last, cache)
 
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
         """Train on the complete rows of the chunk, unless it is the last."""

@@ -61,25 +61,24 @@ def test_a_shape_is_compiled_when_it_has_taken_long(
     allowed: list[int] = []
     monkeypatch.setattr(module, "allow_graphs", allowed.append)
     model = build(BASE, 0)
-    forward = on_gpu(Forward(model, torch.float32))
-    starts = IDS == 0
+    forward = on_gpu(Forward(model, 0, torch.float32))
     with torch.inference_mode():
-        plain = model(IDS, starts, torch.float32)
+        plain = model(IDS, IDS == 0, torch.float32)
         for call in range(5):
-            assert torch.equal(forward(IDS, starts), plain)
-            assert torch.equal(forward(IDS[:1], starts[:1], 3), plain[:1, -3:])
+            assert torch.equal(forward(IDS), plain)
+            assert torch.equal(forward(IDS[:1], 3), plain[:1, -3:])
             assert len(compiled) == (0 if call < 3 else 2 * call - 4), "after 30 s of each, three calls of 10 s"
         assert compiled[:2] == [(2, 8), (1, 8)]
         assert allowed == [8, 16], "both are of one function to PyTorch"
         before = len(compiled)
-        assert torch.equal(forward(IDS, starts, None, Cache()), plain)
+        assert torch.equal(forward(IDS, None, Cache()), plain)
         assert len(compiled) == before, "what goes on where it ended has a new shape each time"
 
 
 def test_on_a_cpu_nothing_is_compiled(compiled: list[tuple[int, ...]]) -> None:
-    forward = Forward(build(BASE, 0), torch.float32)
+    forward = Forward(build(BASE, 0), 0, torch.float32)
     for _ in range(9):
-        forward(IDS, IDS == 0)
+        forward(IDS)
     assert not compiled
 
 
@@ -94,20 +93,20 @@ def test_kernels_that_take_the_documents_are_told_how_many(monkeypatch: pytest.M
 
     monkeypatch.setattr(attention, "choose", watched)
     model = build(BASE.but({"block.attention.scope": "document"}), 0)
-    starts = IDS % 3 == 0
-    plain = model(IDS, starts, torch.float32)
+    ids = IDS.where(IDS % 3 > 0, 0)
+    plain = model(ids, ids == 0, torch.float32)
     assert set(counted) == {False}
-    forward = Forward(model, torch.float32)
+    forward = Forward(model, 0, torch.float32)
     forward._counts = True  # as on a GPU
     counted.clear()
-    assert torch.equal(forward(IDS, starts), plain)
+    assert torch.equal(forward(ids), plain)
     assert set(counted) == {True}
     counted.clear()
-    forward(IDS, starts, None, Cache())
+    forward(ids, None, Cache())
     assert set(counted) == {False}, "what goes on where it ended has keys of its own"
     counted.clear()
     monkeypatch.setattr(Tensor, "sum", Mock(side_effect=AssertionError("a GPU would be waited for")))
-    assert torch.equal(forward(IDS, starts, begun=len(IDS)), plain), "whose windows are known is not counted"
+    assert torch.equal(forward(ids, begun=len(ids)), plain), "whose windows are known is not counted"
     assert set(counted) == {True}
 
 
@@ -123,9 +122,9 @@ def test_a_broken_compiler_is_left(compiled: list[tuple[int, ...]], monkeypatch:
 
     monkeypatch.setattr(torch, "compile", broken)
     model = build(BASE, 0)
-    forward = on_gpu(Forward(model, torch.float32))
+    forward = on_gpu(Forward(model, 0, torch.float32))
     with pytest.warns(RuntimeWarning, match="goes on uncompiled: no C compiler") as told:
-        answers = [forward(IDS, IDS == 0) for _ in range(9)]
+        answers = [forward(IDS) for _ in range(9)]
     assert len(batches) == len(told) == 1
     assert all(torch.equal(answer, model(IDS, IDS == 0, torch.float32)) for answer in answers)
 
