@@ -4,6 +4,7 @@ A `caddie.score.Scorer` runs in its loop and is recorded from outside; known-bad
 """
 
 import copy
+import hashlib
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -93,6 +94,14 @@ class BlackBoxScorer(ABC):
     @abstractmethod
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Score tokens (N,), the first being context. Return the distributions of predictions `positions`, sorted."""
+
+    def state(self) -> str:
+        """Return a hash of all weights and buffers."""
+        digest = hashlib.sha256()
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 class LoopScorer(BlackBoxScorer):

@@ -3,7 +3,6 @@
 A probe takes a case and returns a result and its evidence, or None if it does not apply.
 """
 
-import copy
 import lzma
 import math
 import time
@@ -11,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from caddie.data.tokenizers import MARK
 from caddie.errors import UserError, count
@@ -246,12 +244,11 @@ def _repeats(case: ProbeCase) -> Found:
 def _state(case: ProbeCase) -> Found:
     """Score another text first: neither weights nor losses may change."""
     scorer = case.open()
-    before = copy.deepcopy(scorer.model.state_dict())
+    before = scorer.state()
     scorer.score(case.noise[0], case.positions)
     again = scorer.score(case.tokens, case.positions)
     moved = int(case.differ(case.base.nats, again.nats).sum())
-    after = scorer.model.state_dict()
-    same = list(before) == list(after) and all(map(torch.equal, before.values(), after.values()))
+    same = before == scorer.state()
     found = "the weights are the same afterwards" if same else "scoring changed the weights (copy a model to train it)"
     return same and not moved, f"{found}; after another text {moved:,} of {len(again.nats):,} losses differ"
 
