@@ -29,7 +29,7 @@ class Terminated(BaseException):
 def end(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status: 0 success, 1 a failed check, 2 a mistake of the user's.
 
-    SIGTERM unwinds it as Ctrl-C does, so that it leaves no unfinished file.
+    What a library says as it ends the program is printed, with status 1. SIGTERM unwinds it as Ctrl-C does, so that it leaves no unfinished file.
     """
     before, streams = signal.getsignal(signal.SIGTERM), (sys.stdout, sys.stderr)
     try:
@@ -38,8 +38,8 @@ def end(command: Callable[[], object]) -> NoReturn:
         status = command()
     except SystemExit as error:
         status = error.code if sys.stdout is streams[0] else _CLOSED_PIPE  # for which click wraps it, and exits with 1
-        if isinstance(status, str):  # what a library or a user's own class says last
-            status = fail(status, 1)
+        if status is not None and not isinstance(status, int):  # what a library or a user's own class says last
+            status = fail(str(status), 1)
     except (KeyboardInterrupt, click.exceptions.Abort):
         status = _stopped(signal.SIGINT)
     except Terminated:

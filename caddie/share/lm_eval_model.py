@@ -41,8 +41,8 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._artifact = load(artifact_file(Path(artifact)), device or local_device())
-        rows = int(batch_size) if str(batch_size).isdigit() else max_batch_size or 8
-        self._rows = coerce(rows, Count, "batch_size")
+        rows = int(batch_size) if str(batch_size).isdecimal() else max_batch_size or 8
+        self._rows = coerce(rows, Count, "batch_size or max_batch_size")
         scoring = self._artifact.scoring
         self._longest, self._stride = scoring.sequence_length, scoring.stride
 

@@ -88,8 +88,8 @@ class BlackBoxScorer(ABC):
         self.artifact, self.scoring = artifact, scoring
         self.model: Model = copy.deepcopy(artifact.model)
         self.bos = artifact.tokenizer.bos
-        self.reads = list[str]()
-        """What a process of its own used while it scored the last text, beyond the artifact and Python's own files."""
+        self.reads: list[str] | None = None
+        """What a process of its own used for the last text, beyond artifact and Python's files; None without one."""
 
     @abstractmethod
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:

@@ -121,8 +121,8 @@ class ProbeCase:
             try:
                 return scorer.score(self.tokens, self.positions)
             finally:
-                # This process runs none of a user's code, and reads the memory use of the scorer's from /proc.
-                self.touched.extend(scorer.reads if self.users else touched)
+                # Where the scorer has a process of its own, this one runs none of its code, and reads /proc for its size.
+                self.touched.extend(touched if scorer.reads is None else scorer.reads)
 
     @cached_property
     def reference(self) -> Reference:

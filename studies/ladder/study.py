@@ -9,8 +9,8 @@ an eighth of the time to score.
 
 The last rung is `champion`, which has no public score. A record's file is as large as its quantizers make it; the
 champion's packer fills its cap, and 16,000,000 bytes hold the twin many times. So the twin's cap is the file of the
-best record's twin with random seed 1. At width 64 it is as many bytes for each weight of that record as it has at full
-size.
+best record's twin with random seed 1. At width 64 the cap has as many bytes for each weight as that record has at
+full size.
 `champion` asks of the last two alone, with five random seeds. Its rows are of twins that read documents in the order of
 the text, as their recipes do.
 

@@ -83,12 +83,20 @@ def test_an_error_that_nobody_foresaw_ends_one_of_several_at_once(
         exits.end(command)
 
 
-@pytest.mark.parametrize(("said", "status", "told"), [("no data", 1, "caddie: no data\n"), (3, 3, ""), (None, 0, "")])
+@pytest.mark.parametrize(
+    ("said", "status", "told"),
+    [
+        ("no data", 1, "caddie: no data\n"),
+        (ValueError("no data"), 1, "caddie: no data\n"),
+        (3, 3, ""),
+        (None, 0, ""),
+    ],
+)
 def test_what_a_library_says_when_it_ends_the_program_is_told(
-    said: str | int | None, status: int, told: str, capsys: pytest.CaptureFixture[str]
+    said: object, status: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        exits.end(lambda: sys.exit(said))
+        exits.end(lambda: sys.exit(said))  # type: ignore[arg-type]
     assert (ended.value.code, capsys.readouterr().err) == (status, told)
 
 

@@ -52,7 +52,7 @@ def model(tiny_run: TinyRun) -> Any:
 def test_rows_at_once_are_at_least_one(tiny_run: TinyRun) -> None:
     from caddie.share.lm_eval_model import CaddieLM
 
-    with pytest.raises(UserError, match="batch_size must be at least 1, not 0"):
+    with pytest.raises(UserError, match="batch_size or max_batch_size must be at least 1, not 0"):
         CaddieLM(str(tiny_run.folder), device="cpu", batch_size="0")
 
 
