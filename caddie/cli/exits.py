@@ -29,7 +29,8 @@ class Terminated(BaseException):
 def end(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status: 0 success, 1 a failed check, 2 a mistake of the user's.
 
-    What a library says as it ends the program is printed, with status 1. SIGTERM unwinds it as Ctrl-C does, so that it leaves no unfinished file.
+    What a library says as it ends the program is printed, with status 1. SIGTERM unwinds it as Ctrl-C does, so that it
+    leaves no unfinished file.
     """
     before, streams = signal.getsignal(signal.SIGTERM), (sys.stdout, sys.stderr)
     try:

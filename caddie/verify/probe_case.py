@@ -121,7 +121,7 @@ class ProbeCase:
             try:
                 return scorer.score(self.tokens, self.positions)
             finally:
-                # Where the scorer has a process of its own, this one runs none of its code, and reads /proc for its size.
+                # Where a scorer has a process of its own, this one runs none of its code, and reads /proc for its size.
                 self.touched.extend(touched if scorer.reads is None else scorer.reads)
 
     @cached_property
