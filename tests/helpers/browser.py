@@ -97,9 +97,10 @@ class Browser:
             self.said.append(told["entry"]["text"])
 
     def open(self, url: str) -> None:
-        """Go to an address, in a new page where only what follows # differs."""
+        """Go to an address, in a new page where only what follows # differs, and wait until it is parsed."""
         self.ask("Page.navigate", url="about:blank")
         self.ask("Page.navigate", url=url)
+        self.until("document.readyState != 'loading'")
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is waited for."""
