@@ -79,11 +79,15 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
             return distributed.launch(gpus, sys.argv[1:])
         folder = out or run_folder(chosen, seed)
         typed = f"{_typed_program()} {shlex.join(sys.argv[1:])}"
-        with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
+        again = typed if out else f"{typed} --out {shlex.quote(str(folder))}"
+        with (
+            distributed.join() as ranks,
+            resume_hint(again) as hint,
+            Display(quiet=quiet or not ranks.first_here) as display,
+        ):
             if not ranks.first:
                 display.note(f"process {ranks.rank} of {ranks.world}: process 0 writes the run folder and the result")
-            again = typed if out else f"{typed} --out {shlex.quote(str(folder))}"
-            with resume_hint(again) as hint, tracked(track, folder, display):
+            with tracked(track, folder, display):
                 job = {"recipe": chosen, "source": data, "seed": seed, "folder": folder, "command": typed}
                 result = ends_on_interrupt(verb, hint)(**job, ranks=ranks, progress=display)
         if result is None:
@@ -188,9 +192,12 @@ def replay(
     if world > 1 and not distributed.under_torchrun():
         return distributed.launch(world, sys.argv[1:])
     typed = f"{_typed_program()} {shlex.join(sys.argv[1:])}"
-    with distributed.join() as ranks, Display(quiet=quiet or not ranks.first_here) as display:
-        with resume_hint(typed):
-            facts = do_again(first, place, data, ranks, display, typed)
+    with (
+        distributed.join() as ranks,
+        resume_hint(typed),
+        Display(quiet=quiet or not ranks.first_here) as display,
+    ):
+        facts = do_again(first, place, data, ranks, display, typed)
     if facts is None:
         return 0
     tell(facts, as_json, summary(facts))

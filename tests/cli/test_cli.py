@@ -520,6 +520,20 @@ def test_the_table_of_packings_comes_after_the_display(
     assert caddie("pack", tiny_run.folder, "--compare").out == "closed\ntable\n"
 
 
+@pytest.mark.parametrize("verb", ["run", "replay"])
+def test_how_to_go_on_is_the_last_line_below_the_display(
+    verb: str, tiny_run: Any, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: object, **how: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"caddie.run.{verb}.{verb}", interrupt)
+    monkeypatch.setattr("caddie.report.display.Display.__exit__", lambda *given: print("closed", file=sys.stderr))
+    lines = caddie(verb, tiny_run.folder, "--out", tmp_path / "again").err.splitlines()
+    assert lines[-2] == "closed"
+    assert "go on with: caddie " in lines[-1]
+
+
 def test_many_processes_without_a_gpu_are_told_first(
     tiny_run: Any, caddie: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
