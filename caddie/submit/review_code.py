@@ -9,8 +9,8 @@ from itertools import islice
 
 from caddie.submit.review_flow import follow
 from caddie.submit.review_rules import Findings
+from caddie.submit.review_scopes import Place, Scope
 from caddie.submit.review_script import RUNS, Script, constant, last
-from caddie.submit.review_values import Place, Scope
 
 _HINTS = re.compile(r"(?:n_?gram_)?(?:within|word)\w*(?:boost|beta)", re.IGNORECASE)
 _NETWORK = {"requests", "urllib.request", "http.client", "huggingface_hub", "httpx", "aiohttp", "boto3", "socket"}

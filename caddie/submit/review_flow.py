@@ -6,8 +6,9 @@ A value carries labels. They start where a validation file is named and spread, 
 import ast
 from collections.abc import Iterator, Sequence
 
+from caddie.submit.review_scopes import ALL, ENV, LOOKUP, LOSS, TEXT, Flow, Scope, plain, without
 from caddie.submit.review_script import Script, callee, chain, constant, last
-from caddie.submit.review_values import ALL, ENV, LOOKUP, LOSS, NO_GRADIENT, TEXT, Flow, Scope, Values, plain, without
+from caddie.submit.review_values import NO_GRADIENT, Values
 
 _MOST_KEYS = 8
 """Keys of a dict by a comprehension that are told apart."""

@@ -89,7 +89,7 @@ class BlackBoxScorer(ABC):
         self.model: Model = copy.deepcopy(artifact.model)
         self.bos = artifact.tokenizer.bos
         self.reads: list[str] | None = None
-        """What a process of its own used for the last text, beyond artifact and Python's files; None without one."""
+        """Files, connections and processes that the scorer's own process used; None if it has no process of its own."""
 
     @abstractmethod
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
