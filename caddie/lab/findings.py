@@ -71,7 +71,7 @@ def _study(described: Mapping[str, Any]) -> dict[str, Any]:
     public = described.get("public") or []
     first = [one["bits_per_byte"] for one in public if one.get("source") == public[0].get("source")]
     base["public_score"] = fmean(first) if first and all(map(is_finite, first)) else None
-    amount = re.fullmatch(r"\w+\(\w+=([\d.e+]+)\)", described["budget"])
+    amount = re.fullmatch(r"\w+\(\w+=([\d.e+-]+)\)", described["budget"])
     words = f"{float(amount[1]):,.10g} {described['equal']} each" if amount else f"{described['budget']} budget"
     words = f"{described['fraction']:g} of {words}" if described.get("fraction", 1) != 1 else words
     entries = {entry["label"]: entry for entry in [base, *described["entries"]]}

@@ -1,6 +1,7 @@
 """Notes on a study's runs, their cost, and how they were measured."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,9 +95,14 @@ def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
         return []
     usual, *others = sorted(labels, key=lambda value: -len(labels[value]))
     counted = "; ".join(
-        f"{value[:40]} in {len(labels[value]):,} ({listed(list(dict.fromkeys(labels[value])))})" for value in others
+        f"{_short(value)} in {len(labels[value]):,} ({listed(list(dict.fromkeys(labels[value])))})" for value in others
     )
-    return [f"Runs differ in their {what}: {usual[:40]} in {len(labels[usual]):,}; {counted}."]
+    return [f"Runs differ in their {what}: {_short(usual)} in {len(labels[usual]):,}; {counted}."]
+
+
+def _short(value: str) -> str:
+    """Return the first 12 characters of a hash; other values stay, up to 40."""
+    return value[: 12 if re.fullmatch(r"[0-9a-f]{40,64}\+?", value) else 40]
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

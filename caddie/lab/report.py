@@ -11,7 +11,7 @@ from typing import Any
 from caddie.errors import UserError, count
 from caddie.files import replacing
 from caddie.lab.findings import findings
-from caddie.lab.measured import Row
+from caddie.lab.measured import Row, listed
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
 from caddie.lab.rows import RESULTS, STUDY, from_runs, read_rows, read_study
 from caddie.lab.study import Study
@@ -272,7 +272,7 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
     for one in verdicts:
         against = "" if one["against"] == base else f" (against {one['against']})"
         interval = " to ".join(map(signed, one["interval"] or ())) or "-"
-        changes = ", ".join(f"{path}={value}" for path, value in one["diff"].items())
+        changes = listed([crop(f"{path}={value}", 200) for path, value in one["diff"].items()], most=6)
         against += f" ({problem(one)})" if problem(one) else ""
         row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"])]
         row += [interval, *((bits(one["spread"][name]) if one["spread"] else "-") for name in ("paired", "unpaired"))]

@@ -234,8 +234,8 @@ class _WarmUp:
         trainer = self.trainer
         self.steps += 1
         least = "at least " if self.timed else ""  # trials are repeated until one is surely the quickest
-        text = f"warm-up, step {self.steps} of {least}{max(self.planned, self.steps)}"
-        self.progress.step({"event": "doing", "text": text})
+        planned = f" of {least}{self.planned}" if self.steps <= self.planned else ""
+        self.progress.step({"event": "doing", "text": f"warm-up, step {self.steps}{planned}"})
         trainer.step(self.batches(), train_progress, bos=-1, lr_scale=1.0)  # at rate 0 nothing would move
         trainer.update_average(train_progress, 1.0)
         for name in list(self.unreached):

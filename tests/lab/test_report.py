@@ -599,8 +599,8 @@ def test_what_must_be_minded_is_said() -> None:
     assert notes == [
         f"Runs differ in their number of runs at once: 2 in 29; 1 in 1 ({first}).",
         f"Runs differ in their version of the code: 2cff526 in 29; unknown in 1 ({first}).",
-        f"Runs differ in their scorer: {'ab' * 20} in 29; {'cd' * 20} in 1 ({second}).",
-        f"Runs differ in their held-out text: {'bb' * 20} in 29; {'ff' * 20} in 1 ({second}).",
+        f"Runs differ in their scorer: {'ab' * 6} in 29; {'cd' * 6} in 1 ({second}).",
+        f"Runs differ in their held-out text: {'bb' * 6} in 29; {'ff' * 6} in 1 ({second}).",
         "Not alone on their threads: 1 of 30 runs had under 90% of the time "
         f"(least: {second}, seed 2, 71%), so they trained less in the same seconds.",
         f"{first} has runs of different settings; run the study again.",
