@@ -123,8 +123,9 @@ class Place(NamedTuple):
 class _Adapters:
     """A pair of factors for each run of each target and each document of a group.
 
-    `documents` are the slots that this process trains, all unless it shares them. AdamW updates `together` of them at a
-    time, whatever the number of processes, since the length of a tensor may change rounding.
+    All numbers of a document lie side by side, all its first factors before its second ones, so that a step is one call
+    for many documents. `documents` are the slots that this process trains, all unless it shares them. AdamW updates
+    `together` of them at a time, whatever the number of processes, since the length of a tensor may change rounding.
     """
 
     def __init__(self, config: DocumentLoRA, model: Model) -> None:
@@ -134,33 +135,38 @@ class _Adapters:
         places = [place for name in config.targets for place in adapter_places(name, model)]
         if not places:
             raise UserError('score.ttt.targets must name what gets an adapter, as in ["query", "head"]')
-        self._sizes = [(place.inputs, place.outputs) for place in places for _ in range(place.runs)]
-        numbers = sum(map(sum, self._sizes)) * config.rank * config.documents
+        inputs, outputs = zip(*((p.inputs, p.outputs) for p in places for _ in range(p.runs)), strict=True)
+        self._shapes = [(config.rank, n) for n in inputs] + [(n, config.rank) for n in outputs]
+        numbers = sum(map(math.prod, self._shapes)) * config.documents
         if numbers > _MOST_NUMBERS:
             raise UserError(f"the adapters would have {numbers:,} numbers; set a smaller rank or fewer documents")
         self._weight = weight = next(model.parameters())  # adapters have its device and dtype
         self.first: list[Tensor] = []
-        self._second: list[Tensor] = []
-        self._deltas = [LowRankDelta(weight, weight, config.alpha / config.rank) for _ in self._sizes]
+        self.second: list[Tensor] = []
+        self._factors: Tensor = weight  # of no slot yet
+        self._deltas = [LowRankDelta(weight, weight, config.alpha / config.rank) for _ in inputs]
         deltas = iter(self._deltas)
         self._parts = [(place, _PerRun(list(islice(deltas, place.runs)))) for place in places]
         self._used: Sequence[int] | None = None
-        self._taken: list[tuple[Tensor, list[Tensor]]] = []
+        self._taken: list[tuple[Tensor, Tensor]] = []
         """Rows of the factors that forwards took since the last step, and the copies that get their gradients."""
         self.attach(True)
 
     def begin(self, group: int) -> None:
         """Reset the adapters of a new group to add nothing, and the state of the optimizer."""
         self.forget()
-        rows, rank = len(self.documents), self._config.rank
         if not (self._config.warm_start and self.first):
-            self.first = [self._draw(group, index) for index in range(len(self._sizes))]
-        self._second = [self._weight.new_zeros(rows, out, rank) for _, out in self._sizes]
-        factors = [*self.first, *self._second]
-        self._means, self._squares = ([torch.zeros_like(factor) for factor in factors] for _ in range(2))
-        parts = range(0, rows, self.together)
-        self._steps = [[torch.zeros((), device=factor.device) for factor in factors] for _ in parts]
+            self._factors = self._weight.new_zeros(len(self.documents), sum(map(math.prod, self._shapes)))
+            factors, half = self._cut(self._factors), len(self._deltas)
+            self.first, self.second = factors[:half], factors[half:]
+            for index, factor in enumerate(self.first):
+                factor.copy_(self._draw(group, index))
+        for factor in self.second:
+            factor.zero_()
+        self._means, self._squares = torch.zeros_like(self._factors), torch.zeros_like(self._factors)
+        self._steps = [torch.zeros((), device=self._weight.device) for _ in torch.split(self._factors, self.together)]
 
+    @torch.enable_grad()  # a decoder's forward takes no gradients, and the update after it does
     def use(self, slots: Sequence[int]) -> None:
         """Select the adapters of these slots for the rows of the next forward; required before every forward."""
         for _, per_run in self._parts:
@@ -169,9 +175,10 @@ class _Adapters:
             return
         self._used = slots
         rows = torch.tensor([slot - self.documents.start for slot in slots]).to(self._weight.device, non_blocking=True)
-        copies = [factor[rows].requires_grad_() for factor in (*self.first, *self._second)]
+        copies = self._factors[rows].requires_grad_()
         self._taken.append((rows, copies))
-        for delta, a, b in zip(self._deltas, copies, copies[len(self._deltas) :], strict=False):
+        factors = self._cut(copies)
+        for delta, a, b in zip(self._deltas, factors, factors[len(self._deltas) :], strict=False):
             delta.a, delta.b = a, b
 
     def forget(self) -> None:
@@ -181,23 +188,26 @@ class _Adapters:
 
     def step(self, losses: Sequence[Tensor]) -> None:
         """Take one step of AdamW on the sum of losses; without losses, momentum and decay still apply."""
-        factors = [*self.first, *self._second]
-        gradients = [torch.zeros_like(factor) for factor in factors]
+        gradients = torch.zeros_like(self._factors)
         if losses:
             torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
             for rows, copies in self._taken:
-                for gradient, one in zip(gradients, copies, strict=True):
-                    if one.grad is not None:
-                        gradient.index_add_(0, rows, one.grad)
+                if copies.grad is not None:
+                    gradients.index_add_(0, rows, copies.grad)
         names = ("lr", "beta1", "beta2", "eps", "weight_decay")
         options: Any = {name: getattr(self._config, name) for name in names}
         # Not the class AdamW, whose first use imports PyTorch's compiler, which takes a second.
         with torch.no_grad():
-            for number, steps in enumerate(self._steps):
-                part = slice(number * self.together, (number + 1) * self.together)
-                cut = ([t[part] for t in tensors] for tensors in (factors, gradients, self._means, self._squares))
-                weights, slopes, means, squares = cut
-                adamw(weights, slopes, means, squares, [], steps, fused=True, amsgrad=False, maximize=False, **options)
+            whole = (self._factors, gradients, self._means, self._squares)
+            parts = zip(*(torch.split(tensor, self.together) for tensor in whole), strict=True)
+            for step, part in zip(self._steps, parts, strict=True):
+                weights, slopes, means, squares = ([tensor] for tensor in part)
+                adamw(weights, slopes, means, squares, [], [step], fused=True, amsgrad=False, maximize=False, **options)
+
+    def _cut(self, rows: Tensor) -> list[Tensor]:
+        """Return the factors in rows of numbers (n, numbers), each (n, rank, inputs) or (n, outputs, rank)."""
+        pieces = torch.split(rows, [math.prod(shape) for shape in self._shapes], 1)
+        return [piece.view(len(piece), *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def attach(self, on: bool) -> None:
         for place, per_run in self._parts:
@@ -205,7 +215,7 @@ class _Adapters:
 
     def _draw(self, group: int, index: int) -> Tensor:
         """Draw first factors, uniform within 1 / sqrt(inputs); the same on every device."""
-        inputs, _ = self._sizes[index]
+        _, inputs = self._shapes[index]
         generator = named_generator(f"adapter {group} {index}")
         bound, drawn = 1 / math.sqrt(inputs), torch.empty(self._config.documents, self._config.rank, inputs)
         drawn.uniform_(-bound, bound, generator=generator)

@@ -181,7 +181,7 @@ def test_adapters_are_in_one_compiled_graph_for_all_groups() -> None:
         adapters.begin(group)
         found = []
         for function in (eager, compiled):
-            for factor in adapters._second:
+            for factor in adapters.second:
                 factor.normal_(generator=torch.Generator().manual_seed(group))
             adapters.forget()
             adapters.use([0, 3])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -326,9 +326,9 @@ def test_adapters_left_out_are_those_of_the_public_script(frontier: Path) -> Non
         chosen = DocumentLoRA(rank=config["rank"], documents=config["documents"], targets=targets)
         made = adapters._Adapters(chosen, build(gpt, 0))
         made.begin(0)
-        assert len(made.first) + len(made._second) == len(entry["parameters"])
-        assert sum(factor[0].numel() for factor in [*made.first, *made._second]) == entry["numbers_per_document"]
-        shapes = sorted(list(factor.shape) for factor in [*made.first, *made._second])
+        assert len(made.first) + len(made.second) == len(entry["parameters"])
+        assert sum(factor[0].numel() for factor in [*made.first, *made.second]) == entry["numbers_per_document"]
+        shapes = sorted(list(factor.shape) for factor in [*made.first, *made.second])
         assert shapes == sorted(entry["parameters"].values())
 
 
@@ -352,14 +352,14 @@ def test_adapters_add_and_learn_as_in_the_public_script(frontier: Path) -> None:
     made.begin(0)
     with torch.no_grad():
         made.first[0].copy_(data["A0"])
-        made._second[0].copy_(data["B0"])
+        made.second[0].copy_(data["B0"])
     for step in (0, 1):
         made.use(range(len(data["A0"])))
         (delta,) = made._deltas
         made.step([(delta.a * data[f"gA{step}"]).sum() + (delta.b * data[f"gB{step}"]).sum()])
         made.forget()
         torch.testing.assert_close(made.first[0], data[f"A{step + 1}"], rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(made._second[0], data[f"B{step + 1}"], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(made.second[0], data[f"B{step + 1}"], rtol=1e-5, atol=1e-7)
 
 
 def test_lengths_of_short_documents_rise() -> None:
@@ -811,7 +811,7 @@ def test_every_document_learns_as_it_would_alone(beta1: float) -> None:
     # the longest, which is last, was learnt from until the group was over
     for index, (a, b) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
         torch.testing.assert_close(scorer._adapters.first[index][slot], a, rtol=1e-7, atol=1e-9)
-        torch.testing.assert_close(scorer._adapters._second[index][slot], b, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(scorer._adapters.second[index][slot], b, rtol=1e-7, atol=1e-9)
         assert b.abs().max() > 0.01
 
 
@@ -837,7 +837,7 @@ def test_each_run_of_a_layer_has_adapters_of_its_own() -> None:
     found, expected = in_place(scorer, tokens), in_place(scorer_of(chosen, written), tokens)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     value = 5 * EVERYTHING.index("value")
-    of_one_layer = scorer._adapters._second[value + 1 : value + 4]
+    of_one_layer = scorer._adapters.second[value + 1 : value + 4]
     assert not any(torch.allclose(*pair) for pair in pairwise(of_one_layer))
 
 
@@ -858,8 +858,8 @@ def test_there_is_an_adapter_for_every_run_of_what_there_is(gpt: GPT, counts: di
     for target, count in counts.items():
         scorer = scorer_of(LORA.but(targets=(target,)), model)
         in_place(scorer, tokens)
-        assert len(scorer._adapters._second) == count
-        assert all(b.any() for b in scorer._adapters._second), "each was used and has learnt"
+        assert len(scorer._adapters.second) == count
+        assert all(b.any() for b in scorer._adapters.second), "each was used and has learnt"
 
 
 def test_a_forward_that_was_interrupted_leaves_the_runs_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -878,13 +878,13 @@ def test_a_forward_that_was_interrupted_leaves_the_runs_in_turn(monkeypatch: pyt
 
 
 @contextmanager
-def gradients() -> Iterator[list[list[Tensor]]]:
-    """The gradients of all factors, first ones before second, for each part of the documents that AdamW updates."""
-    found: list[list[Tensor]] = []
+def gradients() -> Iterator[list[Tensor]]:
+    """The gradients of all numbers, for each part of the documents that AdamW updates."""
+    found: list[Tensor] = []
     before = adapters.adamw
 
     def note(weights: list[Tensor], slopes: list[Tensor], *given: Any, **settings: Any) -> None:
-        found.append([slope.clone() for slope in slopes])
+        found.extend(slope.clone() for slope in slopes)
         before(weights, slopes, *given, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -913,7 +913,7 @@ def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> No
     assert (*script, "head") == chosen.targets
     ours = {
         f"{name}.{factor}": tensor
-        for name, *pair in zip(names, made.first, made._second, strict=True)
+        for name, *pair in zip(names, made.first, made.second, strict=True)
         for factor, tensor in zip("AB", pair, strict=True)
     }
     given = tensors(parity / "TOP" / "lora_weights")
@@ -944,7 +944,7 @@ def test_adapters_of_the_best_record_are_those_of_its_script(parity: Path) -> No
     with gradients() as found:
         scorer.update([ScoringBatch(windows, range(rows), stream.inputs(windows), begin)], stream.prefix)
     factors = [f"{name}.{factor}" for factor in "AB" for name in names]
-    slopes = dict(zip(factors, map(torch.cat, zip(*found, strict=True)), strict=True))
+    slopes = dict(zip(factors, made._cut(torch.cat(found)), strict=True))
     recorded = {name.removeprefix("ttt_loop_on.") for name in golden.expected if name.startswith("ttt_loop_on.")}
     assert {name.partition(".")[0] for name in recorded} >= {"grad", "after_step"}
     for name in sorted(recorded - {"per_token_loss_before_step", "per_token_loss_after_step"}):
@@ -979,10 +979,10 @@ def test_a_new_group_has_second_factors_of_zero_and_warm_or_new_first_ones(
 
     def note(self: Any, group: int) -> None:
         before = [first.detach().clone() for first in self.first]
-        drawn = [self._draw(group, index) for index in range(len(self._sizes))]
+        drawn = [self._draw(group, index) for index in range(len(self._deltas))]
         begin(self, group)
-        assert not any(second.any() for second in self._second)
-        assert not any(moment.any() for moment in (*self._means, *self._squares, *chain(*self._steps)))
+        assert not any(second.any() for second in self.second)
+        assert not any(moment.any() for moment in (self._means, self._squares, *self._steps))
         same = [torch.equal(*pair) for pair in zip(before, self.first, strict=False)]
         new = [torch.equal(*pair) for pair in zip(drawn, self.first, strict=True)]
         kept.append(bool(same) and all(same))
@@ -1018,7 +1018,7 @@ def test_the_last_chunk_of_a_document_is_not_learnt_from(
     def note(self: Any, losses: Sequence[Tensor]) -> None:
         with gradients() as parts:
             step(self, losses)
-        found.append(sum(bool(of_slot.any()) for *_, last in parts for of_slot in last))
+        found.append(sum(bool(of_slot.any()) for part in parts for of_slot in part))
 
     monkeypatch.setattr(adapters._Adapters, "step", note)
     in_place(scorer_of(LORA.but(documents=9)), np.append(documents(*lengths), np.uint16(BOS)))
@@ -1069,7 +1069,7 @@ def test_a_decoder_learns_the_same(name: str, gpt: GPT, with_gradients: bool) ->
         found = token_by_token(other, tokens, layout_of(tokens, BOS, scorer.per_document))
     np.testing.assert_allclose(found, expected, rtol=1e-7)
     if isinstance(chosen, DocumentLoRA):
-        for mine, theirs in zip(scorer._adapters._second, other._adapters._second, strict=True):
+        for mine, theirs in zip(scorer._adapters.second, other._adapters.second, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
 
 
