@@ -294,7 +294,7 @@ def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress
         raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
     beside = folder.with_name(f"{folder.name}-{inputs[:8]}")
     if not reusable(beside, inputs):
-        progress.note(f"{folder} is of other or older files; runs may need it, so this corpus goes to {beside}")
+        progress.note(f"{folder} is of another text or other settings, so this corpus goes to {beside}")
     return beside
 
 

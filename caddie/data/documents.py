@@ -38,6 +38,8 @@ OWN_FOLDERS = (
     {"recipe.json", "log.jsonl"},
 )
 """Files by which a corpus, one that lost its manifest, and a run are known; their folders are no text."""
+HASHED_BYTES = 1 << 28
+"""Most bytes of a source that every command hashes before it begins, in a quarter of a second or so."""
 UNCUT_BYTES = 1 << 16
 PIECE_BYTES = 1 << 14
 BLANK_LINE, LINE_END = re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n")
@@ -96,12 +98,18 @@ class Source:
                 yield text
 
     def fingerprint(self) -> str:
-        """Return a hexadecimal SHA-256 of the path, size and time of every file, or of its commit on the hub."""
+        """Return a hexadecimal SHA-256 of the name and content of every file, so that a copy is the same text.
+
+        Files of more than `HASHED_BYTES` together count by path, size and time, those on the hub by its commit.
+        """
         named = () if self.column is None else (self.column,)
         if self.snapshot:
             return hashlib.sha256(repr((self.snapshot.origin, self.files, *named)).encode()).hexdigest()
-        states = ((path, path.stat()) for path in self.files)
-        text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
+        states = [(path, path.stat()) for path in self.files]
+        if sum(state.st_size for _, state in states) <= HASHED_BYTES:
+            text = "".join(f"{path.name}\0{_sha256(path)}\0" for path in self.files)
+        else:
+            text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
         return hashlib.sha256("\0".join([text, *named]).encode(errors="surrogateescape")).hexdigest()
 
 
@@ -266,6 +274,14 @@ class _Unpacked(io.RawIOBase):
 LONGEST_LINE = 1 << 28
 """Most bytes of a line of JSON."""
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}); save it again or leave it out") from None
 
 
 def _text(path: Path) -> bytes | None:

@@ -511,6 +511,26 @@ def test_a_corpus_is_reused_until_something_changes(text: Path, tmp_path: Path, 
     assert len(make(text, made.folder).train_shards()) == 1
 
 
+@pytest.mark.parametrize("most", [sources.HASHED_BYTES, 0])
+def test_a_copy_is_the_same_text_and_a_change_that_keeps_size_and_time_another(
+    text: Path, made: Corpus, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of more bytes than are hashed go by path, size and time."""
+    monkeypatch.setattr(sources, "HASHED_BYTES", most)
+    first = sources.find(text).fingerprint()
+    (tmp_path / "other").mkdir()
+    copy = Path(shutil.copy(text, tmp_path / "other"))
+    os.utime(copy, (1, 1))
+    assert (sources.find(copy).fingerprint() == first) == (most > 0)
+    assert sources.find(copy.rename(tmp_path / "other" / "named.jsonl")).fingerprint() != first, "names decide the kind"
+    before = text.stat()
+    text.write_bytes(text.read_bytes().swapcase())
+    os.utime(text, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (sources.find(text).fingerprint() != first) == (most > 0)
+    if most:
+        assert make(copy.with_name("named.jsonl").rename(copy), made.folder).manifest == made.manifest
+
+
 def test_the_corpus_of_a_text_that_changed_is_kept_for_the_runs_that_need_it(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
