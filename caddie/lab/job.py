@@ -23,6 +23,7 @@ from caddie.lab.executors import GRACE_SECONDS
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import read_json
 from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, RESULT, STOP, TASK
+from caddie.run.dead_settings import check_settings_matter
 from caddie.run.run import run
 from caddie.run.run_folder import Pruned, write_error
 from caddie.run.run_lock import locked
@@ -57,6 +58,8 @@ class Run:
     folder: Path
     recipe: Recipe
     corpus: Path
+    bundle: bool = False
+    """True if settings of the recipe may do nothing: see `Entry.kind`."""
     row: Mapping[str, Any] | None = None
     """Row of a finished run whose folder is gone or on another machine, from the study's results; else None."""
 
@@ -87,7 +90,13 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
         "study": {**study, "trained_with": trained.label},
         "trained": str(trained.folder.resolve()),
         "runs": [
-            {"label": run.label, "folder": str(run.folder.resolve()), "recipe": run.recipe.to_json()} for run in runs
+            {
+                "label": run.label,
+                "folder": str(run.folder.resolve()),
+                "recipe": run.recipe.to_json(),
+                "bundle": run.bundle,
+            }
+            for run in runs
         ],
     }
     for one in runs:
@@ -130,8 +139,11 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
                 shutil.copyfile(trained / name, temporary)
     ranks.wait()
     try:
+        recipe = Recipe.from_json(one["recipe"])
+        if ranks.first and not one.get("bundle"):
+            check_settings_matter(recipe)
         run(
-            Recipe.from_json(one["recipe"]),
+            recipe,
             spec["corpus"],
             seed=spec["seed"],
             folder=folder,

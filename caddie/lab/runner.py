@@ -144,7 +144,8 @@ def plan(
             own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
             folder = places.setdefault(key, own if finished(own) else found.get(key, own))
             known = None if finished(folder) else rows.get(key)
-            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, known))
+            bundle = label in study.entries and study.entries[label].kind == "bundle"
+            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, bundle, known))
     return planned
 
 

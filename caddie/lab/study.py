@@ -113,7 +113,10 @@ class Entry:
     against: str = BASE
     """Label of its rival."""
     kind: str = ""
-    """Kind of change: architecture, optimizer, schedule, quantization, data, scoring and others."""
+    """Kind of change: architecture, optimizer, schedule, quantization, data, scoring and others.
+
+    A `bundle` is a whole recipe, and some of its settings may do nothing at this size; other kinds fail then.
+    """
     why: str = ""
     """Hypothesis, in one sentence."""
     claim: Claim | None = None

@@ -568,6 +568,19 @@ def test_a_job_trains_once_and_goes_on_after_a_failure(text: str, folders: dict[
     assert sum(event["event"] == "step" for event in log) == 3, "its steps are those of the base"
 
 
+def test_a_change_that_does_nothing_fails_unless_it_is_part_of_a_whole_recipe(
+    text: str, folders: dict[str, Path]
+) -> None:
+    """Twins of records have such settings: a recipe's longest piece of a document may be a twin's row."""
+    longest = "model.block.attention.longest"
+    entries = {"alone": Entry(diff={longest: 64}), "whole": Entry(diff={longest: 32}, kind="bundle")}
+    base, alone, whole = run_jobs(study(seeds=(1,), entries=entries), text, executor=Here(), **folders)
+    assert alone["state"] == "failed"
+    assert alone["error"].startswith("model.block.attention.longest=64 has no effect: with none instead")
+    assert whole["state"] == "finished"
+    assert whole["trained"] == base["trained"]
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", "{", "1"])
 def test_a_file_that_is_no_job(content: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
