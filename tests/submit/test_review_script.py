@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import json
 import lzma
 import random
 import time
@@ -12,6 +13,8 @@ import brotli
 import pytest
 from submission_folder import SCRIPT, write_submission
 
+from caddie.pack import source_bundle
+from caddie.recipes.catalog import find
 from caddie.submit.review import Review, review
 from caddie.submit.review_script import blank_f_strings
 
@@ -252,6 +255,30 @@ def test_code_around_a_packed_script_is_read_as_well(codec: str, tmp_path: Path)
     assert hidden(PACKED[codec][:-1] + ".replace(b'pass', b'model(x).backward()'))", "b")
     decoy = PACKED["lzma"].replace("exec(", "_ = base64.b85decode if 0 else (")
     assert hidden(f"{decoy}\nexec('')", "c")
+
+
+def test_the_script_of_a_submission_is_known_to_the_byte(tmp_path: Path) -> None:
+    """`caddie submit` wrote it; a change of its program, or of the code around it, is to be read."""
+    ours = source_bundle.script(find("tiny").to_json()).decode()
+
+    def hidden(script: str, name: str) -> bool:
+        found = review(write_submission(tmp_path / name, None, script)).findings
+        return any(one.rule == "code-hidden" for one in found)
+
+    assert not hidden(ours, "a")
+    settings = ours.replace('"depth": ', '"depth": 1')
+    assert settings != ours
+    assert not hidden(settings, "b"), "another recipe"
+    assert hidden(ours.replace("sys.path.insert(0, folder)", "sys.path.insert(0, 'mine')"), "c")
+    before, begin, source = ours.partition('SOURCE = "')
+    packed, end, after = source.partition('"')
+    files = json.loads(brotli.decompress(base64.b85decode(packed)))
+    files["caddie/score/loop.py"] += "\nnats = lambda *_: 0\n"
+    other = base64.b85encode(brotli.compress(json.dumps(files).encode())).decode()
+    assert hidden(f"{before}{begin}{other}{end}{after}", "d")
+    for name, broken in (("e", "[1, 2]"), ("f", "{"), ("g", "[" * 50_000)):
+        head, mark, rest = ours.partition("RECIPE = json.loads(r'''")
+        assert hidden(head + mark + broken + "''')" + rest.partition("''')")[2], name)
 
 
 def test_what_a_packed_string_would_hide_is_found(tmp_path: Path) -> None:
