@@ -290,11 +290,11 @@ def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress
     if not other or existing == "replace":
         return folder
     if existing == "refuse":
-        was = "of another text, or of this one before it or its settings changed"
+        was = "of another text, of this one before it or its settings changed, or of an earlier version"
         raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
     beside = folder.with_name(f"{folder.name}-{inputs[:8]}")
     if not reusable(beside, inputs):
-        progress.note(f"{folder} is of another text or other settings, so this corpus goes to {beside}")
+        progress.note(f"{folder} is of another text, setting or version; this corpus goes to {beside}")
     return beside
 
 

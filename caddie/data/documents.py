@@ -39,7 +39,7 @@ OWN_FOLDERS = (
 )
 """Files by which a corpus, one that lost its manifest, and a run are known; their folders are no text."""
 HASHED_BYTES = 1 << 28
-"""Most bytes of a source that every command hashes before it begins, in a quarter of a second or so."""
+"""Most bytes of a source that every command hashes before it begins, in a second or so."""
 UNCUT_BYTES = 1 << 16
 PIECE_BYTES = 1 << 14
 BLANK_LINE, LINE_END = re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n")

@@ -101,8 +101,8 @@ def _mixed(what: str, values: Sequence[tuple[Row, object]]) -> list[str]:
 
 
 def _short(value: str) -> str:
-    """Return the first 12 characters of a hash; other values stay, up to 40."""
-    return value[: 12 if re.fullmatch(r"[0-9a-f]{40,64}\+?", value) else 40]
+    """Return the first 12 characters of a hash, with the plus of a modified checkout; other values stay, up to 40."""
+    return re.sub(r"^([0-9a-f]{12})[0-9a-f]{28,52}(\+?)$", r"\1\2", value)[:40]
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

@@ -272,7 +272,7 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
     for one in verdicts:
         against = "" if one["against"] == base else f" (against {one['against']})"
         interval = " to ".join(map(signed, one["interval"] or ())) or "-"
-        changes = listed([crop(f"{path}={value}", 200) for path, value in one["diff"].items()], most=6)
+        changes = listed([f"{path}={value}" for path, value in one["diff"].items()], most=6)
         against += f" ({problem(one)})" if problem(one) else ""
         row = [one["label"] + against, changes, len(one["seeds"]), bits(one["mean"]), signed(one["difference"])]
         row += [interval, *((bits(one["spread"][name]) if one["spread"] else "-") for name in ("paired", "unpaired"))]

@@ -144,9 +144,16 @@ def plan(
             own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
             folder = places.setdefault(key, own if finished(own) else found.get(key, own))
             known = None if finished(folder) else rows.get(key)
-            bundle = label in study.entries and study.entries[label].kind == "bundle"
+            bundle = _of_bundle(study, label)
             planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, bundle, known))
     return planned
+
+
+def _of_bundle(study: Study, label: str) -> bool:
+    """True if a label or its rival is a whole recipe, so that its diff holds more than it changes."""
+    entry = study.entries.get(label)
+    rival = study.entries.get(entry.against) if entry else None
+    return "bundle" in {one.kind for one in (entry, rival) if one}
 
 
 def _text(recipe: Recipe) -> str:

@@ -115,7 +115,7 @@ class Entry:
     kind: str = ""
     """Kind of change: architecture, optimizer, schedule, quantization, data, scoring and others.
 
-    A `bundle` is a whole recipe, and some of its settings may do nothing at this size; other kinds fail then.
+    A `bundle` is a whole recipe. A run of any other kind fails if a setting does nothing, unless its rival is a bundle.
     """
     why: str = ""
     """Hypothesis, in one sentence."""

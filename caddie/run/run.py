@@ -76,7 +76,7 @@ def run(
             corpus.check_disjoint()
             check_stages(recipe.model, recipe.pack, recipe.score, len(text.tokens) - 1, ranks)
         progress.note(describe(corpus))
-        if ranks.first and study is None:  # a study checks by itself
+        if ranks.first and study is None:  # `lab/job.py` checks those of a study
             check_settings_matter(recipe)
         phases.begin("train")
         trained = train_recipe(recipe, corpus, folder, seed, ranks, progress)

@@ -123,9 +123,9 @@ class Place(NamedTuple):
 class _Adapters:
     """A pair of factors for each run of each target and each document of a group.
 
-    All numbers of a document lie side by side, all its first factors before its second ones, so that a step is one call
-    for many documents. `documents` are the slots that this process trains, all unless it shares them. AdamW updates
-    `together` of them at a time, whatever the number of processes, since the length of a tensor may change rounding.
+    All numbers of a document lie side by side, its first factors before its second ones, so that AdamW is one call for
+    each part of the documents. `documents` are the slots that this process trains, all unless it shares them. A part
+    is `together` of them, whatever the number of processes, since the length of a tensor may change rounding.
     """
 
     def __init__(self, config: DocumentLoRA, model: Model) -> None:
@@ -161,8 +161,9 @@ class _Adapters:
             self.first, self.second = factors[:half], factors[half:]
             for index, factor in enumerate(self.first):
                 factor.copy_(self._draw(group, index))
-        for factor in self.second:
-            factor.zero_()
+        else:
+            for factor in self.second:
+                factor.zero_()
         self._means, self._squares = torch.zeros_like(self._factors), torch.zeros_like(self._factors)
         self._steps = [torch.zeros((), device=self._weight.device) for _ in torch.split(self._factors, self.together)]
 
@@ -188,12 +189,12 @@ class _Adapters:
 
     def step(self, losses: Sequence[Tensor]) -> None:
         """Take one step of AdamW on the sum of losses; without losses, momentum and decay still apply."""
-        gradients = torch.zeros_like(self._factors)
         if losses:
             torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
-            for rows, copies in self._taken:
-                if copies.grad is not None:
-                    gradients.index_add_(0, rows, copies.grad)
+        gradients = torch.zeros_like(self._factors)  # not before, as the backward takes as much memory
+        for rows, copies in self._taken:
+            if copies.grad is not None:
+                gradients.index_add_(0, rows, copies.grad)
         names = ("lr", "beta1", "beta2", "eps", "weight_decay")
         options: Any = {name: getattr(self._config, name) for name in names}
         # Not the class AdamW, whose first use imports PyTorch's compiler, which takes a second.

@@ -55,7 +55,7 @@ study = Study(
             kind="optimizer",
             why="The four changes below that were better alone, together.",
         ),
-        "tilt, gentler Adam": Entry(diff={**tilt, **gentler}, step_cost=CHARGE, kind="bundle"),
+        "tilt, gentler Adam": Entry(diff={**tilt, **gentler}, step_cost=CHARGE, kind="combination"),
         "embedding rate 0.028": Entry(diff={RATE: 0.028}, step_cost=1.0, kind="optimizer"),
         "embedding beta2 0.99": Entry(
             diff={BETA2: 0.99},

@@ -590,6 +590,7 @@ def test_what_must_be_minded_is_said() -> None:
     rows = make_rows()
     study = make_study() | {"equal": "seconds", "budget": "Seconds(seconds=20.0)", "seeds": [1, 2, 3, 4]}
     assert findings(study, rows)["notes"] == ["Not run yet: 10 of 40 planned runs."]
+    rows[3] |= {"code": "1" * 40 + "+"}
     rows[4] |= {"workers": 1, "code": None, "sha256": rows[4]["sha256"] | {"recipe": "ee" * 32}}
     rows[7] |= {"cpu_share": 0.713, "scorer_sha256": "cd" * 32}
     rows[8]["sha256"] = rows[8]["sha256"] | {"validation_documents": "ff" * 32}
@@ -598,7 +599,8 @@ def test_what_must_be_minded_is_said() -> None:
     first, second, third = list(EFFECTS)[:3]
     assert notes == [
         f"Runs differ in their number of runs at once: 2 in 29; 1 in 1 ({first}).",
-        f"Runs differ in their version of the code: 2cff526 in 29; unknown in 1 ({first}).",
+        "Runs differ in their version of the code: 2cff526 in 28; "
+        f"111111111111+ in 1 ({first}); unknown in 1 ({first}).",
         f"Runs differ in their scorer: {'ab' * 6} in 29; {'cd' * 6} in 1 ({second}).",
         f"Runs differ in their held-out text: {'bb' * 6} in 29; {'ff' * 6} in 1 ({second}).",
         "Not alone on their threads: 1 of 30 runs had under 90% of the time "
@@ -609,6 +611,14 @@ def test_what_must_be_minded_is_said() -> None:
     assert third not in " ".join(notes)
     steps = findings(make_study(), rows)["notes"]
     assert not [note for note in steps if "alone" in note], "with equal steps load changes no score"
+
+
+def test_of_many_changes_six_are_shown() -> None:
+    study = make_study()
+    study["entries"][0]["diff"] = {f"model.part{number}": str(number) for number in range(8)}
+    shown = markdown(findings(study, make_rows()))
+    assert "model.part4=4, model.part5=5 and 2 more |" in shown
+    assert "model.part6" not in shown
 
 
 def test_how_it_was_measured_is_said() -> None:

@@ -573,12 +573,17 @@ def test_a_change_that_does_nothing_fails_unless_it_is_part_of_a_whole_recipe(
 ) -> None:
     """Twins of records have such settings: a recipe's longest piece of a document may be a twin's row."""
     longest = "model.block.attention.longest"
-    entries = {"alone": Entry(diff={longest: 64}), "whole": Entry(diff={longest: 32}, kind="bundle")}
-    base, alone, whole = run_jobs(study(seeds=(1,), entries=entries), text, executor=Here(), **folders)
+    rate = {"train.optimizers.matrix.lr": 0.01}
+    entries = {
+        "alone": Entry(diff={longest: 64}),
+        "whole": Entry(diff={longest: 32}, kind="bundle"),
+        "changed": Entry(diff={longest: 32, **rate}, against="whole"),
+    }
+    base, alone, whole, changed = run_jobs(study(seeds=(1,), entries=entries), text, executor=Here(), **folders)
     assert alone["state"] == "failed"
     assert alone["error"].startswith("model.block.attention.longest=64 has no effect: with none instead")
-    assert whole["state"] == "finished"
-    assert whole["trained"] == base["trained"]
+    assert whole["state"] == changed["state"] == "finished"
+    assert whole["trained"] == base["trained"] != changed["trained"]
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{", "1"])

@@ -270,6 +270,9 @@ def test_the_script_of_a_submission_is_known_to_the_byte(tmp_path: Path) -> None
     assert settings != ours
     assert not hidden(settings, "b"), "another recipe"
     assert hidden(ours.replace("sys.path.insert(0, folder)", "sys.path.insert(0, 'mine')"), "c")
+    beside = write_submission(tmp_path / "beside", None, ours, files={"brotli.so": "x" * 2000})
+    told = [(one.rule, one.file) for one in review(beside).findings if one.rule.startswith("code")]
+    assert ("code-hidden", "brotli.so") in told, "what it imports is looked for beside it first"
     before, begin, source = ours.partition('SOURCE = "')
     packed, end, after = source.partition('"')
     files = json.loads(brotli.decompress(base64.b85decode(packed)))

@@ -474,7 +474,9 @@ def test_the_warm_up_counts_its_steps_out_of_those_it_will_make() -> None:
 
 def test_the_warm_up_looks_on_until_every_parameter_has_moved(tmp_path: Path) -> None:
     """The factor behind one that starts at zero gets its first gradient in the second step."""
-    assert go(tmp_path, STEPS.but(warmup_steps=20)).warmup_steps == 2
+    events: list[dict[str, Any]] = []
+    assert go(tmp_path, STEPS.but(warmup_steps=20), progress=Recorder(events.append)).warmup_steps == 2
+    assert [event["text"] for event in events[:2]] == ["warm-up, step 1 of 1", "warm-up, step 2"]
 
 
 @pytest.mark.long
