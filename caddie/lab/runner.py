@@ -144,8 +144,8 @@ def plan(
             own = runs / study.name / f"{slug}-{key[:8]}-s{seed}"
             folder = places.setdefault(key, own if finished(own) else found.get(key, own))
             known = None if finished(folder) else rows.get(key)
-            bundle = _of_bundle(study, label)
-            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, bundle, known))
+            whole = _of_bundle(study, label)
+            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, whole, known))
     return planned
 
 

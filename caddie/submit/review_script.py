@@ -150,13 +150,10 @@ def _only_runs(tree: ast.Module) -> bool:
 
 def _written_by_caddie(text: str) -> bool:
     """True if this version of caddie writes the same script, to the byte, for the recipe that it holds."""
-    before, _, rest = text.partition("\nRECIPE = json.loads(r'''")
-    if not rest or not before.startswith('"""Train, pack and score one recipe'):
-        return False
-    from caddie.pack.source_bundle import script
-
     try:
-        recipe = dict(json.loads(rest.partition("''')")[0]))
+        recipe = dict(json.loads(text.partition("\nRECIPE = json.loads(r'''")[2].partition("''')")[0]))
+        from caddie.pack.source_bundle import script
+
         around = re.sub(r'^SOURCE = "[^"]*"', 'SOURCE = ""', text, flags=re.MULTILINE)
         return script(recipe, "") == around.encode() and script(recipe) == text.encode()  # the latter takes seconds
     except (ValueError, TypeError, RecursionError):
