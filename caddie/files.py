@@ -1,6 +1,7 @@
 """Atomic writes: a file appears complete or not at all."""
 
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -232,3 +233,9 @@ def reason(error: Exception) -> str:
 def absolute(path: Path) -> Path:
     """Return an absolute path without `..`, which a sandbox has no folders for: links before it are followed."""
     return path.parent.resolve() / path.name if ".." in path.parts else path.absolute()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -20,7 +20,7 @@ from caddie.data.shards import Tokens, open_shard, read, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.data.tokenizers.tokenizer import byte_ids
 from caddie.errors import UserError
-from caddie.files import open_regular, reason, regular_bytes, replacing
+from caddie.files import file_sha256, open_regular, reason, regular_bytes, replacing
 from caddie.runtime.progress import Progress
 
 DOCUMENTS = "documents.npz"
@@ -296,12 +296,6 @@ def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress
     if not reusable(beside, inputs):
         progress.note(f"{folder} is of another text, setting or version; this corpus goes to {beside}")
     return beside
-
-
-def file_sha256(path: Path) -> str:
-    """Return the hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_state(path: Path) -> FileState:

@@ -18,7 +18,7 @@ import zstandard
 
 from caddie.data.hub import Snapshot, on_hub
 from caddie.errors import UserError, first_line
-from caddie.files import check_utf8, expanded, reason
+from caddie.files import check_utf8, expanded, file_sha256, reason
 from caddie.runtime.progress import SILENT, Progress
 
 LIBRARY = "stdlib"
@@ -105,11 +105,16 @@ class Source:
         named = () if self.column is None else (self.column,)
         if self.snapshot:
             return hashlib.sha256(repr((self.snapshot.origin, self.files, *named)).encode()).hexdigest()
-        states = [(path, path.stat()) for path in self.files]
-        if sum(state.st_size for _, state in states) <= HASHED_BYTES:
-            text = "".join(f"{path.name}\0{_sha256(path)}\0" for path in self.files)
-        else:
-            text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
+        try:
+            states = [(path, path.stat()) for path in self.files]
+            if sum(state.st_size for _, state in states) <= HASHED_BYTES:
+                text = "".join(f"{path.name}\0{file_sha256(path)}\0" for path in self.files)
+            else:
+                text = "".join(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0" for path, state in states)
+        except OSError as error:
+            raise UserError(
+                f"{error.filename}: cannot be read ({reason(error)}); save it again or leave it out"
+            ) from None
         return hashlib.sha256("\0".join([text, *named]).encode(errors="surrogateescape")).hexdigest()
 
 
@@ -274,14 +279,6 @@ class _Unpacked(io.RawIOBase):
 LONGEST_LINE = 1 << 28
 """Most bytes of a line of JSON."""
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({reason(error)}); save it again or leave it out") from None
 
 
 def _text(path: Path) -> bytes | None:

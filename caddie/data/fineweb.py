@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.data import published
-from caddie.data.corpus import VALIDATION_TEXT, Corpus, Existing, document_hash, file_sha256, folder_for, reusable
+from caddie.data.corpus import VALIDATION_TEXT, Corpus, Existing, document_hash, folder_for, reusable
 from caddie.data.documents import find
 from caddie.data.hub import Snapshot, on_disk, on_hub
 from caddie.data.prepare import SAMPLE_BYTES, content_of, make_corpus
@@ -15,7 +15,7 @@ from caddie.data.shards import open_shard
 from caddie.data.splits import FirstHeldOut, Text
 from caddie.data.tokenizers import CaseOps, RawBytes, SentencePieceFile, TokenizerSource
 from caddie.errors import UserError, suggest
-from caddie.files import expanded
+from caddie.files import expanded, file_sha256
 from caddie.runtime.progress import Progress
 
 HELD_OUT = 50_000

@@ -22,7 +22,7 @@ from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
 from caddie.data.tokenizers import CaseOps, HuggingFaceFile, SentencePieceFile, TiktokenFile, Tokenizer, TokenizerSource
 from caddie.errors import UserError, count
-from caddie.files import expanded, making, regular_bytes
+from caddie.files import expanded, file_sha256, making, regular_bytes
 from caddie.runtime.progress import Progress
 
 SHARD_TOKENS = 100_000_000
@@ -247,7 +247,7 @@ class _Writer:
     def _flush(self) -> None:
         path = Path(f"{self.prefix}_{len(self.shards):06d}.bin")
         write_shard(path, np.concatenate(self.pieces))
-        self.shards.append(Shard(path.name, self.pending, corpus.file_sha256(path)))
+        self.shards.append(Shard(path.name, self.pending, file_sha256(path)))
         self.pieces, self.pending = [], 0
 
 

@@ -17,7 +17,7 @@ from caddie.data.manifest import Manifest, Shard, Split, TokenizerEntry
 from caddie.data.shards import open_shard, split_documents
 from caddie.data.tokenizers import Tokenizer, TokenizerSource
 from caddie.errors import UserError
-from caddie.files import check_utf8, expanded
+from caddie.files import check_utf8, expanded, file_sha256
 from caddie.runtime.progress import Progress
 
 PATTERNS = {"train": "*_train_*.bin", "validation": "*_val_*.bin"}
@@ -127,7 +127,7 @@ def _counted_by(sidecars: Sequence[Path], validation: Split, folder: Path) -> Sp
 
 def _entry(path: Path, count: int, folder: Path) -> Shard:
     file = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
-    return Shard(file, count, corpus.file_sha256(path))
+    return Shard(file, count, file_sha256(path))
 
 
 def _no_text() -> NoReturn:

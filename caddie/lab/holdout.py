@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.corpus import Corpus
 from caddie.data.prepare import prepare_validation
 from caddie.errors import UserError, count
-from caddie.files import write_json
+from caddie.files import file_sha256, write_json
 from caddie.lab.job import Run, finished
 from caddie.lab.rows import RESULTS, STUDY, Row, keep_earlier, read_holdout
 from caddie.lab.runner import check_results, keep, plan

@@ -14,10 +14,10 @@ import torch
 
 from caddie.config import plain
 from caddie.config.userfile import user_files
-from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.corpus import Corpus
 from caddie.data.manifest import MANIFEST
 from caddie.errors import count
-from caddie.files import write_json
+from caddie.files import file_sha256, write_json
 from caddie.inference.sample import sample
 from caddie.model.parameters import declarations
 from caddie.pack.artifact import Artifact

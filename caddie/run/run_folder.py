@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from caddie.config.userfile import UserFile, read_stated, user_files
-from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.corpus import Corpus
 from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
-from caddie.files import reason, replacing, write_json
+from caddie.files import file_sha256, reason, replacing, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.pack.compress import Pack
 from caddie.pack.source_bundle import describe_source, with_parts

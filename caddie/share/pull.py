@@ -7,9 +7,9 @@ import re
 import shlex
 from pathlib import Path
 
-from caddie.data.corpus import file_sha256
 from caddie.data.hub import list_files, on_hub
 from caddie.errors import UserError, first_line
+from caddie.files import file_sha256
 from caddie.report.read import pick, read_object
 from caddie.report.run_files import ARTIFACT, PARTS, RESULT, WEIGHTS
 from caddie.runtime.progress import SILENT

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.corpus import Corpus
 from caddie.data.manifest import MANIFEST
 from caddie.errors import UserError
+from caddie.files import file_sha256
 from caddie.pack.source_bundle import describe_source
 from caddie.recipes.recipe import Recipe
 from caddie.report.read import final_score, pick, read_steps, result_errors

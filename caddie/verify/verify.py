@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from caddie.config import Count, coerce
-from caddie.data.corpus import Corpus, file_sha256
+from caddie.data.corpus import Corpus
 from caddie.errors import UserError, check_kind
-from caddie.files import absolute
+from caddie.files import absolute, file_sha256
 from caddie.inference.text_codec import measure
 from caddie.pack.artifact import AS_ARTIFACT, Artifact, load
 from caddie.report.verification import passed

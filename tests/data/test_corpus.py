@@ -18,6 +18,7 @@ from caddie.data.manifest import MANIFEST, Manifest, Shard, Split, TokenizerEntr
 from caddie.data.shards import split_documents, write_shard
 from caddie.data.tokenizers import ByteTokenizer
 from caddie.errors import UserError
+from caddie.files import file_sha256
 
 BOS = ByteTokenizer.bos
 STREAM = np.array([*b"cut", BOS, *b"whole", BOS, BOS, *b"x"], np.uint16)
@@ -26,7 +27,7 @@ STREAM = np.array([*b"cut", BOS, *b"whole", BOS, BOS, *b"x"], np.uint16)
 
 def write_tokens(folder: Path, name: str, tokens: Sequence[int] | np.ndarray) -> Shard:
     write_shard(folder / name, np.asarray(tokens, np.uint16))
-    return Shard(name, len(tokens), corpus.file_sha256(folder / name))
+    return Shard(name, len(tokens), file_sha256(folder / name))
 
 
 def save(folder: Path, validation: Split, **fields: Any) -> Corpus:
