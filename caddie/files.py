@@ -103,11 +103,16 @@ def remove_unfinished() -> None:
         shutil.rmtree(temporary, ignore_errors=True) if temporary.is_dir() else temporary.unlink(missing_ok=True)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file, complete or not at all; `UserError` if the system refuses."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a value as JSON, complete or not at all; its folder is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
+    write_file(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def unfinished(path: Path) -> Path:

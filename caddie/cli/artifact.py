@@ -15,7 +15,7 @@ from caddie.cli.exits import judge
 from caddie.cli.options import FILE, SCORER, Finite, load_artifact, options, settings_argument, tell
 from caddie.config import assignments
 from caddie.errors import CheckFailed, UserError
-from caddie.files import check_new_file, read_file, replacing
+from caddie.files import check_new_file, read_file, write_file
 from caddie.report.display import Display
 from caddie.report.tables import printable, score_table, table
 from caddie.runtime.interrupt import ends_on_interrupt
@@ -232,6 +232,5 @@ def _coded(verb: str, artifact: Path, parts: Parts, file: Path, target: Path, qu
             coded = text_codec.compress(model, [data], progress=display)
         else:
             coded = text_codec.decompress(model, data, progress=display)
-    with replacing(target) as temporary:
-        temporary.write_bytes(coded)
+    write_file(target, coded)
     return len(data), len(coded)

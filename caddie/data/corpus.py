@@ -20,7 +20,7 @@ from caddie.data.shards import Tokens, open_shard, read, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.data.tokenizers.tokenizer import byte_ids
 from caddie.errors import UserError
-from caddie.files import file_sha256, open_regular, reason, regular_bytes, replacing
+from caddie.files import file_sha256, open_regular, reason, regular_bytes, write_file
 from caddie.runtime.progress import Progress
 
 DOCUMENTS = "documents.npz"
@@ -251,8 +251,7 @@ def write(
     (folder / MANIFEST).unlink(missing_ok=True)
     (folder / TOKENIZER).write_bytes(tokenizer.serialize())
     write_hashes(folder, train, validation)
-    with replacing(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+    write_file(folder / MANIFEST, (json.dumps(asdict(manifest), indent=2) + "\n").encode())
 
 
 def load_counted(folder: Path) -> Corpus:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import write_file
 from caddie.lab.agreement import transfer
 from caddie.lab.report import Results, markdown_table, signed
 from caddie.lab.runner import run_study
@@ -110,8 +110,7 @@ def ladder(study: Study, data: str | None = None, *, folder: str | Path | None =
                 raise UserError(f"{label} at {scale}: {why}")
     found = {scale: run_study(one, data, folder=folder / scale, **how) for scale, one in studies.items()}
     made = Ladder(study, found, folder)
-    with replacing(folder / PAGE) as temporary:
-        temporary.write_text(made.markdown(), encoding="utf-8")
+    write_file(folder / PAGE, made.markdown().encode(errors="replace"))
     return made
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.errors import UserError, count
-from caddie.files import replacing
+from caddie.files import write_file
 from caddie.lab.findings import findings
 from caddie.lab.measured import Row, listed
 from caddie.lab.plots import curves, forest, marked, sizes, standings, sweep_lines, written
@@ -17,6 +17,7 @@ from caddie.lab.rows import RESULTS, STUDY, from_runs, read_rows, read_study
 from caddie.lab.study import Study
 from caddie.report.charts import is_finite
 from caddie.report.page import csv_table, template
+from caddie.report.read import result_errors
 from caddie.report.run_files import REPORT
 from caddie.report.tables import crop, duration, markdown_lines, number, printable, table
 
@@ -92,7 +93,9 @@ def write_study_report(folder: Path, *, price: float | None = None) -> list[Path
 
     `price` is the money for an hour of one GPU, or of the machine where there is none.
     """
-    return _write(folder, read_study(folder / STUDY), read_rows(folder / RESULTS), price)
+    study, rows = read_study(folder / STUDY), read_rows(folder / RESULTS)
+    with result_errors(folder, "a report", "run the study again"):
+        return _write(folder, study, rows, price)
 
 
 def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None = None) -> list[Path]:
@@ -111,8 +114,7 @@ def _write(folder: Path, study: Mapping[str, Any], rows: Sequence[Row], price: f
     facts = findings(study, rows, price)
     texts = {REPORT: page(facts), "report.md": markdown(facts), "results.csv": _csv(rows)}
     for name, text in texts.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8", errors="replace", newline="")
+        write_file(folder / name, text.encode(errors="replace"))
     return [folder / name for name in texts]
 
 

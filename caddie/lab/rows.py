@@ -10,13 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from caddie.errors import UserError, count
-from caddie.files import replacing
+from caddie.files import write_file
 from caddie.lab.job import Run, finished
 from caddie.lab.study import Study
-from caddie.report.charts import is_finite
 from caddie.report.documents import read_documents, run_documents, write_documents
 from caddie.report.page import setting
-from caddie.report.read import pick, read_json, read_result, read_steps, result_errors, run_settings
+from caddie.report.read import known_number, pick, read_json, read_result, read_steps, result_errors, run_settings
 from caddie.report.run_files import DOCUMENTS, ERROR, HOLDOUT, LOG, RECIPE, RESULT, TASK
 from caddie.runtime.progress import Progress
 
@@ -58,19 +57,13 @@ def outcome(row: Row) -> str:
 
 def measured(folder: Path, result: Mapping[str, Any]) -> Row:
     """Return the part of a row that comes from a run folder. None stands for what an older version did not write."""
-
-    def score(stage: str) -> float | None:
-        value = pick(result, "scores", stage, "bits_per_byte")
-        return value if is_finite(value) else None
-
     training = result.get("training")
+    stages = {"trained": "trained_plain", "averaged": "averaged_plain", "packed": "quantized_plain"}
     return {
         "state": "finished",
         "error": None,
         "bits_per_byte": result.get("bits_per_byte"),
-        "trained": score("trained_plain"),
-        "averaged": score("averaged_plain"),
-        "packed": score("quantized_plain"),
+        **{name: known_number(pick(result, "scores", key, "bits_per_byte")) for name, key in stages.items()},
         "quantization_loss": pick(result, "compression", "measured_bits_per_byte"),
         "artifact_bytes": result.get("artifact_bytes"),
         **{name: pick(training, name) for name in ("parameters", "steps", "tokens", "tokens_per_second")},
@@ -265,8 +258,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _write(path: Path, rows: Iterable[Row]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _column(row: Row) -> str:

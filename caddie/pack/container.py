@@ -33,7 +33,7 @@ from pathlib import Path
 
 from caddie.config import variants
 from caddie.errors import UserError
-from caddie.files import reason, replacing
+from caddie.files import reason, write_file
 from caddie.pack.codecs import Brotli, Codec, Stored
 
 MAGIC = b"caddie"
@@ -113,8 +113,7 @@ def unpack(blob: bytes, raw_bytes: int = RAW_BYTES) -> Contents:
 def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> None:
     """Write `sections` to `path`: the whole file or, after a `UserError`, nothing."""
     blob = pack(sections)
-    with replacing(Path(path)) as temporary:
-        temporary.write_bytes(blob)
+    write_file(Path(path), blob)
 
 
 def read(path: str | os.PathLike[str], raw_bytes: int = RAW_BYTES) -> Contents:

@@ -23,7 +23,7 @@ from typing import Any
 import python_minifier
 
 from caddie.errors import UserError
-from caddie.files import reason, replacing
+from caddie.files import reason, write_file
 from caddie.pack.codecs import Brotli, Codec, Lzma
 from caddie.pack.container import Section
 
@@ -148,8 +148,7 @@ def unpack(data: bytes, folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make {str(path.parent)[:200]}: {reason(error)}; name another folder") from error
-        with replacing(path) as temporary:
-            temporary.write_bytes(text.encode(errors="surrogatepass"))
+        write_file(path, text.encode(errors="surrogatepass"))
 
 
 def installed_bytes(library: str) -> int | None:
@@ -193,8 +192,8 @@ def _measured() -> dict[str, Any]:
         "modules": {path: len(text.encode()) for path, text in sorted(scoring.files.items())},
         "decoders": {library: installed_bytes(library) for library in scoring.libraries},
     }
-    with suppress(UserError), replacing(kept) as temporary:  # in a read-only folder it is measured each time
-        temporary.write_text(json.dumps(described))
+    with suppress(UserError):  # in a read-only folder it is measured each time
+        write_file(kept, json.dumps(described).encode())
     return described
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caddie.config import show
-from caddie.files import replacing
+from caddie.files import write_file
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
 from caddie.report.read import pick, read_scored_result, read_steps, result_errors, training_notes
 from caddie.report.run_files import LOG, REPORT, RESULT
@@ -61,8 +61,7 @@ def write_report(folder: Path) -> Path:
     with result_errors(folder / RESULT, "a report"):
         result, log = read_scored_result(folder / RESULT), folder / LOG
         page = render(result, read_steps(log), read_steps(log, "held_out"))
-    with replacing(folder / REPORT) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="replace")
+    write_file(folder / REPORT, page.encode(errors="replace"))
     return folder / REPORT
 
 

@@ -94,8 +94,8 @@ def read_scored_result(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def result_errors(path: Path, reader: str) -> Iterator[None]:
-    """Turn errors of the block, which uses the result at `path` for `reader`, into a `UserError`."""
+def result_errors(path: Path, reader: str, advice: str = "run the recipe again") -> Iterator[None]:
+    """Turn errors of the block, which uses the result at `path` for `reader`, into a `UserError` with `advice`."""
     from jinja2 import UndefinedError
 
     try:
@@ -104,7 +104,7 @@ def result_errors(path: Path, reader: str) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, UndefinedError, ValueError) as why:
         what = f"{type(why).__name__}: {why}"
-        raise UserError(f"{path} lacks what {reader} needs ({what}); run the recipe again") from None
+        raise UserError(f"{path} lacks what {reader} needs ({what}); {advice}") from None
 
 
 def read_json(path: Path) -> Any:
@@ -113,6 +113,15 @@ def read_json(path: Path) -> Any:
         return json.loads(regular_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted path and value of all that a JSON value holds; the class of a setting stands at its own path."""
+    if isinstance(value, (Mapping, list)) and value:
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from leaves(item, path if path and key == "kind" else f"{path}.{key}".lstrip("."))
+    else:
+        yield path, "none" if isinstance(value, (Mapping, list)) else value
 
 
 def run_settings(written: object) -> dict[str, Any]:

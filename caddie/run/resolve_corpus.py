@@ -25,7 +25,7 @@ from caddie.data.tokenizers import (
     deserialize,
 )
 from caddie.errors import UserError, check_kind
-from caddie.files import expanded, regular_bytes, replacing
+from caddie.files import expanded, regular_bytes, write_file
 from caddie.pack import artifact as artifacts
 from caddie.pack.artifact import AS_ARTIFACT, Artifact
 from caddie.recipes.catalog import shipped
@@ -171,8 +171,7 @@ def _tokenizer_source(tokenizer: Tokenizer) -> TokenizerSource:
     path = CORPORA / "tokenizers" / f"{tokenizer.sha256[:16]}{suffix}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_bytes(data)
+        write_file(path, data)
     file = source(path=str(path))
     return CaseOps(of=file) if isinstance(file, SentencePieceFile) and tokenizer.kind == "caseops" else file
 

@@ -15,7 +15,7 @@ from caddie.config.userfile import UserFile, read_stated, user_files
 from caddie.data.corpus import Corpus
 from caddie.data.loaders import TrainingData
 from caddie.errors import CheckFailed, UserError
-from caddie.files import file_sha256, reason, replacing, write_json
+from caddie.files import file_sha256, reason, write_file, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.pack.compress import Pack
 from caddie.pack.source_bundle import describe_source, with_parts
@@ -273,8 +273,7 @@ def begin_run(
         try:
             for file in files:
                 (folder / PARTS).mkdir(parents=True, exist_ok=True)
-                with replacing(folder / PARTS / file.path.name) as temporary:
-                    temporary.write_bytes(file.source)
+                write_file(folder / PARTS / file.path.name, file.source)
             write_json(folder / RECIPE, run)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({reason(error)}); name another folder") from None

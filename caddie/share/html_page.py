@@ -16,7 +16,7 @@ from typing import Any
 
 from caddie.config import coerce
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import write_file
 from caddie.model.parameters import assign
 from caddie.pack import container, quantize
 from caddie.pack.artifact import CONFIG, Artifact
@@ -71,8 +71,7 @@ def write_page(artifact: Artifact, out: Path) -> None:
         worker=_script(b"\n".join(map(_file, SCRIPTS)).decode()),
         script=_script(_file("page.js").decode()),
     )
-    with replacing(out) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="replace")
+    write_file(out, page.encode(errors="replace"))
 
 
 def header(artifact: Artifact) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from caddie.data import published
 from caddie.data.corpus import Corpus, is_corpus
 from caddie.data.tokenizers import CaseOps, SentencePieceFile, TokenizerSource
 from caddie.errors import CheckFailed, UserError
-from caddie.files import reason, replacing
+from caddie.files import reason, write_file
 from caddie.pack.artifact import load
 from caddie.pack.compress import pack
 from caddie.pack.quantize import Calibration
@@ -160,5 +160,4 @@ def _hand_over(path: Path, ranks: Ranks) -> None:
     ranks.sum([data])
     with ranks.turn():
         if not path.exists():
-            with replacing(path) as temporary:
-                temporary.write_bytes(data.numpy().tobytes())
+            write_file(path, data.numpy().tobytes())

@@ -847,6 +847,15 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps(make_study()))
     with pytest.raises(UserError, match=r"results\.jsonl"):
         write_study_report(tmp_path)
+    write_rows(tmp_path / "results.jsonl", make_rows())
+    lacking = make_study()
+    del lacking["why"]
+    lost = make_study()
+    lost["entries"][0]["against"] = "nobody"
+    for study in (lacking, lost):
+        (tmp_path / "study.json").write_text(json.dumps(study))
+        with pytest.raises(UserError, match=r"lacks what a report needs \(.*\); run the study again"):
+            write_study_report(tmp_path)
 
 
 # Drawings
