@@ -270,18 +270,10 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
         if annotation is int and float(value).is_integer():
             return int(value)
     nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    found = f"the text {value!r}" if isinstance(value, str) and _is_json(value) else _shortened(value)
+    typed = isinstance(value, str) and parse_value(value) != value  # such as "30": another value on a command line
+    found = f"the text {_shortened(repr(value))}" if typed else _shortened(value)
     hint = "; write numbers without commas" if isinstance(value, list) and annotation in (int, float) else ""
     raise UserError(f"{name} must be {nouns.get(annotation, annotation.__name__)}, not {found}{hint}")
-
-
-def _is_json(text: str) -> bool:
-    """Return True for a text that would be another value on a command line, such as "30"."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _bound(value: float) -> str:

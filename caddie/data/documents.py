@@ -79,7 +79,7 @@ class Source:
 
     def _texts(self, skipped: list[Path] | None, progress: Progress) -> Iterator[bytes]:
         """Yield the documents before a lone one is cut."""
-        names = [path.relative_to(self.snapshot.folder).as_posix() for path in self.files] if self.snapshot else []
+        names = self._names_on_hub()
         if self.snapshot:
             self.snapshot.check_room(names)
         for number, path in enumerate(self.files):
@@ -97,6 +97,9 @@ class Source:
             if text:
                 yield text
 
+    def _names_on_hub(self) -> list[str]:
+        return [path.relative_to(self.snapshot.folder).as_posix() for path in self.files] if self.snapshot else []
+
     def fingerprint(self) -> str:
         """Return a hexadecimal SHA-256 of the name and content of every file, so that a copy is the same text.
 
@@ -104,7 +107,7 @@ class Source:
         """
         named = () if self.column is None else (self.column,)
         if self.snapshot:
-            return hashlib.sha256(repr((self.snapshot.origin, self.files, *named)).encode()).hexdigest()
+            return hashlib.sha256(repr((self.snapshot.origin, self._names_on_hub(), *named)).encode()).hexdigest()
         try:
             states = [(path, path.stat()) for path in self.files]
             if sum(state.st_size for _, state in states) <= HASHED_BYTES:

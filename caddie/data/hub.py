@@ -169,12 +169,13 @@ def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, d
     wanted = {
         "HF_HOME": home,
         "HF_XET_CACHE": f"{home}/xet",
-        "HF_TOKEN_PATH": str(expanded(Path(os.environ.get("HF_HOME", usual), "token"))),
+        "HF_TOKEN_PATH": os.environ.get(
+            "HF_TOKEN_PATH", str(expanded(Path(os.environ.get("HF_HOME", usual), "token")))
+        ),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "0" if bars else "1",
     }
     before = {name: os.environ[name] for name in wanted if name in os.environ}
-    wanted["HF_TOKEN_PATH"] = before.get("HF_TOKEN_PATH", wanted["HF_TOKEN_PATH"])
     os.environ.update(wanted)
     errors: Any = None
     try:

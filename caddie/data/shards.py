@@ -72,14 +72,11 @@ def split_documents(shards: Sequence[Tokens], bos: int) -> Iterator[Tokens]:
     unfinished = np.empty(0, np.uint16)
     for mapped in shards:
         shard = read(mapped, 0, len(mapped))
-        begins = np.flatnonzero(shard == bos).tolist()
-        if not begins:
-            unfinished = np.concatenate([unfinished, shard])
-            continue
-        if len(unfinished) or begins[0]:
-            yield np.concatenate([unfinished, shard[: begins[0]]])
-        for begin, end in pairwise(begins):
-            yield shard[begin:end]
-        unfinished = np.array(shard[begins[-1] :])
+        cuts = [*np.flatnonzero(shard == bos).tolist(), len(shard)]
+        unfinished = np.concatenate([unfinished, shard[: cuts[0]]])
+        for begin, end in pairwise(cuts):
+            if len(unfinished):
+                yield unfinished
+            unfinished = shard[begin:end]
     if len(unfinished):
         yield unfinished

@@ -1,7 +1,7 @@
 """Plain and sliding-window scoring with a fixed model."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, zip_longest
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -24,12 +24,8 @@ class Frozen(Scorer):
         """Yield the windows of all stretches in order, the stretches side by side."""
         apart = self._length // self._stride + 1  # two windows of a stretch that are this far apart share no token
         per_stretch = [windows(begin, end, self._length, self._stride) for begin, end in layout.edges]
-        if len(per_stretch) == 1:
-            while batch := list(islice(per_stretch[0], rows * apart)):
-                yield Step(batch, [0] * len(batch))
-            return
-        for column in zip_longest(*per_stretch):
-            batch = [window for window in column if window is not None]
+        most = rows * apart if len(per_stretch) == 1 else 1
+        while batch := [window for stretch in per_stretch for window in islice(stretch, most)]:
             yield Step(batch, [0] * len(batch))
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ import json
 import pkgutil
 import re
 import typing
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -677,9 +678,10 @@ def test_deep_json_is_a_mistake_of_the_user(path: str, deepest: int) -> None:
 
 
 def test_messages_stay_short() -> None:
-    for value in ("x" * 100_000, list(range(100_000)), {"kind": "x" * 100_000}):
+    wrong = ("x" * 100_000, list(range(100_000)), {"kind": "x" * 100_000}, "[" + "1," * 100_000 + "1]", "1" * 3000)
+    for path, value in product(("pack.coding.codec", "train.steps"), wrong):
         with pytest.raises(UserError) as caught:
-            BASE.but({"pack.coding.codec": value})
+            BASE.but({path: value})
         assert len(str(caught.value)) < 1000
         assert "\n" not in str(caught.value)
 

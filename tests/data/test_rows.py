@@ -149,7 +149,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield server
 
 
-def test_a_data_set_of_the_hub_is_a_text(hub: Hub, tmp_path: Path) -> None:
+def test_a_data_set_of_the_hub_is_a_text(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = RecordedProgress()
     arguments = {"folder": tmp_path / "out", "tokenizer_source": RawBytes(), "vocabulary": 257}
     found = prepare(f"hf:{NAME}", **arguments, validation_fraction=0.1, progress=told)  # type: ignore[arg-type]
@@ -161,6 +161,9 @@ def test_a_data_set_of_the_hub_is_a_text(hub: Hub, tmp_path: Path) -> None:
     hub.asked.clear()
     prepare(f"hf:{NAME}", **arguments, validation_fraction=0.1, progress=SILENT)  # type: ignore[arg-type]
     assert hub.asked == [], "it is all there"
+    first = sources.find(f"hf:{NAME}").fingerprint()
+    monkeypatch.chdir(Path.cwd().rename(tmp_path / "moved"))
+    assert sources.find(f"hf:{NAME}").fingerprint() == first, "a moved project has the same text"
 
 
 def test_a_split_is_a_folder_or_the_beginning_of_a_name(hub: Hub) -> None:
