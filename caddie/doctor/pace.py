@@ -156,8 +156,7 @@ def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
 def _timed(gpt: GPT, train: Train, ranks: Ranks, steps: int, artifact_bytes: int) -> Pace:
     """Time `steps` steps, divided among the shapes that the run goes through, at least one for each."""
     trainer = Trainer(gpt, train, 0, ranks)
-    documents, count = [_documents(gpt.vocabulary, 8 * trainer.micro_tokens)], trainer.micro_tokens
-    stream = train.loader.build(documents, tokens=count, sequence_length=train.longest_row, seed=0, bos=_BOS)
+    stream = train.stream([_documents(gpt.vocabulary, 8 * trainer.micro_tokens)], 0, _BOS)
     rows = stream.micro_batch(0).inputs.shape
     began = time.perf_counter()
     execution, _ = warm_up(trainer, rows)

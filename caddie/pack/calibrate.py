@@ -99,7 +99,7 @@ def calibrate(
     many batches of its own, and all get the result of all batches. The model is left as it is.
     """
     weights = {name: parameter.detach().float().requires_grad_() for name, parameter in model.named_parameters()}
-    device, given, uses = _device(model), list(batches), _uses(model)
+    device, given, uses = _device(model), list(batches), product_modules(model)
     sums = {name: _Sums(weight, name in uses) for name, weight in weights.items()}
     with ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))
@@ -227,7 +227,7 @@ def _floored(squares: Tensor, seen: Tensor) -> Tensor:
     return floored * (squares.sum() / floored.sum().clamp_min(1e-30))
 
 
-def _uses(model: Model) -> dict[str, nn.Module]:
+def product_modules(model: Model) -> dict[str, nn.Module]:
     """Return the module whose inputs each weight of a matrix product multiplies, by name."""
     found: dict[str, nn.Module] = {f"{n}.weight": each for n, each in model.named_modules() if isinstance(each, Linear)}
     # A head multiplies by its table itself, or by the embedding's.

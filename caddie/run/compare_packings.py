@@ -85,15 +85,13 @@ def compare(
     asked = [recipe.but({"pack.cap_bytes": cap}) for cap in caps] or [recipe]
     caps = [cap_of_recipe(one, metadata).file_bytes for one in asked]
     progress.phase("calibrate")
-    packings, done, total = [], 0, sum(len(caps) if method.fills else 1 for method in METHODS)
+    packings, work = [], [(method, cap) for method in METHODS for cap in (caps if method.fills else [None])]
     with ProcessPool(torch.get_num_threads()) as pool:
         bench = _Bench(folder, recipe, seed, corpus, pool, progress)
-        for method in METHODS:
-            for cap in caps if method.fills else [None]:
-                done += 1
-                name = f"{method.name}, {cap:,} bytes" if cap else method.name
-                progress.phase(f"{done} of {total}: {name}")
-                packings += bench.packings(method, cap)
+        for number, (method, cap) in enumerate(work, 1):
+            name = f"{method.name}, {cap:,} bytes" if cap else method.name
+            progress.phase(f"{number} of {len(work)}: {name}")
+            packings += bench.packings(method, cap)
     return {
         "run": str(folder),
         "parameters": sum(weight.numel() for weight in bench.weights.values()),

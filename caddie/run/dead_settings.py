@@ -22,7 +22,6 @@ import torch
 from caddie.config import ABSENT, Config, show
 from caddie.config import config as configs
 from caddie.config.schedules import Schedule, TrainProgress, int_at, value_at
-from caddie.data.loaders import Stream
 from caddie.data.shards import Tokens
 from caddie.errors import UserError
 from caddie.model import GPT, Block
@@ -247,7 +246,7 @@ def _model_facts(recipe: Recipe, copy: Copy) -> Iterator[object]:
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.5, generator=generator)
         shards = _shards(gpt.vocabulary)
-        row = _stream(shards, train).micro_batch(0).inputs.shape[1]
+        row = train.stream(shards, 0, BOS).micro_batch(0).inputs.shape[1]
         length = max(row, min(1024, math.ceil(recipe.score.sequence_length * row_scale(recipe.train))))
         ids = torch.from_numpy(shards[0][: 2 * length].astype(np.int64)).reshape(2, length)
         ids[1, 1:].masked_fill_(ids[1, 1:] == BOS, 0)  # one document
@@ -258,7 +257,7 @@ def _model_facts(recipe: Recipe, copy: Copy) -> Iterator[object]:
 def _training_facts(copy: Copy, compared: list[TrainProgress]) -> Iterator[object]:
     """Yield the copy's data, then loss, weights and average after each of its steps."""
     gpt, train = copy
-    data = _stream(_shards(gpt.vocabulary), train)
+    data = train.stream(_shards(gpt.vocabulary), 0, BOS)
     yield [batch.inputs.tobytes() + batch.targets.tobytes() for batch in map(data.micro_batch, range(130))]
     trainer = Trainer(gpt, train, 0, Ranks())
     for number, train_progress in enumerate(compared):
@@ -289,7 +288,7 @@ def _sizes(train: Train, compared: list[TrainProgress]) -> list[tuple[int, int]]
     longest = train.longest_row
     shard = np.zeros(128 * (train.micro_tokens(1) + 1), np.uint16)
     shard[0] = BOS
-    row = _stream([shard], train).micro_batch(0).inputs.shape[1]
+    row = train.stream([shard], 0, BOS).micro_batch(0).inputs.shape[1]
     return [
         (int_at(train.batch_tokens, train_progress), row * int_at(train.sequence_length, train_progress) // longest)
         for train_progress in compared
@@ -309,11 +308,6 @@ def _shards(vocabulary: int) -> list[Tokens]:
         begins = np.cumsum(random.integers(3, 150, 300)) - 3
         shard[begins[begins < len(shard)]] = BOS
     return drawn
-
-
-def _stream(shards: list[Tokens], train: Train) -> Stream:
-    tokens, longest = train.micro_tokens(1), train.longest_row
-    return train.loader.build(shards, tokens=tokens, sequence_length=longest, seed=0, bos=BOS)
 
 
 def _compared_steps(recipe: Recipe, others: list[Recipe]) -> list[TrainProgress]:

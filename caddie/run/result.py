@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -208,16 +209,12 @@ def processor_name() -> str:
 
 def commit() -> str | None:
     """Return the git commit of this code, with a + when the tree has changes; None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
+    git = partial(subprocess.check_output, cwd=root, text=True, stderr=subprocess.DEVNULL)
     try:
-        head, changes = (
-            subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
-            ).stdout.strip()
-            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain"])
-        )
+        head, changes = git(["git", "rev-parse", "HEAD"]).strip(), git(["git", "status", "--porcelain"])
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + ("+" if changes else "")

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.errors import UserError
+from caddie.errors import UserError, first_line
 from caddie.runtime.child_process import child_environment
 
 SHARES_CORES = "CADDIE_SHARES_CORES"
@@ -260,8 +260,7 @@ def join() -> Iterator[Ranks]:
     try:
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(days=7))
     except (RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"process {rank} of {world} cannot join the others: {reason}") from error
+        raise UserError(f"process {rank} of {world} cannot join the others: {first_line(error)}") from error
     over = threading.Event()
     if world > 1:
         threading.Thread(target=_watch, args=(rank, world, over), daemon=True).start()

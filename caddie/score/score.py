@@ -193,17 +193,17 @@ def run_text(
     """Run a scorer over a text with the batches and threads that scoring uses: see `run`."""
     device, layout = next(model.parameters()).device, layout_of(tokens, bos, bool(scorer.per_document))
     # All ranks need the same batches, however many threads each has.
-    sizes = rows_and_workers(scorer, scoring, device)
+    sizes = rows_and_workers(scorer.stateless, scoring, device)
     rows, workers = map(int, ranks.minimum(*sizes))
     vocabulary = model.config.vocabulary
     run(scorer, tokens, layout, rows, on_window, device, workers, ranks, vocabulary=vocabulary, on_logits=on_logits)
 
 
-def rows_and_workers(scorer: Scorer, scoring: Scoring, device: torch.device) -> tuple[int, int]:
+def rows_and_workers(stateless: bool, scoring: Scoring, device: torch.device) -> tuple[int, int]:
     """Return the rows of a batch, and the threads that run one each; on a CPU a batch is small enough for the cache."""
     if device.type != "cpu":
         return scoring.rows, 1
-    workers = torch.get_num_threads() if scorer.stateless else 1
+    workers = torch.get_num_threads() if stateless else 1
     rows = max(1, min(CACHED_TOKENS // scoring.sequence_length, scoring.rows // workers))
     return rows, min(workers, scoring.rows // rows)
 

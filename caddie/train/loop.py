@@ -111,9 +111,7 @@ def train(
     if config.held_out_tokens is not None:
         shards, tail = hold_out(shards, config.held_out_tokens)
         held_out = held_out_batches(tail, config.longest_row)
-    stream = config.loader.build(
-        shards, tokens=trainer.micro_tokens, sequence_length=config.longest_row, seed=seed, bos=data.bos
-    )
+    stream = config.stream(shards, seed, data.bos, ranks.world)
     shape = stream.micro_batch(0).inputs.shape
     if trainer.asynchronous:  # the warm-up, whose text has no documents, compiles a GPU's kernels for as many
         trainer.documents = 2 * max(stream.micro_batch(index).begun(data.bos) for index in range(_COUNTED_BATCHES))

@@ -1,7 +1,7 @@
 """Settings of training."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Literal
 
@@ -18,7 +18,8 @@ from caddie.config.schedules import (
     all_values,
     int_at,
 )
-from caddie.data.loaders import Loader, SequentialStream
+from caddie.data.loaders import Loader, SequentialStream, Stream
+from caddie.data.shards import Tokens
 from caddie.errors import UserError
 from caddie.model import ModelPart
 from caddie.train.averaging import Averaging
@@ -122,6 +123,11 @@ class Train(Config):
                     f"time, as train.micro_batches ({self.micro_batches}) cuts the largest step"
                 )
         return tokens
+
+    def stream(self, shards: Sequence[Tokens], seed: int, bos: int, world: int = 1) -> Stream:
+        """Return the micro-batches of `world` processes, in rows of the longest length."""
+        tokens = self.micro_tokens(world)
+        return self.loader.build(shards, tokens=tokens, sequence_length=self.longest_row, seed=seed, bos=bos)
 
     def micro_batches_at(self, train_progress: TrainProgress) -> int:
         """Return the micro-batches of the step at `train_progress`, of all processes together."""

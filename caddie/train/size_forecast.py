@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -60,15 +60,6 @@ class _Ratios:
     """Seconds that coding the first elements took."""
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """The file that would result if training ended now."""
-
-    file_bytes: int
-    gap_nats: float
-    """Nats per token that quantization is expected to cost."""
-
-
 class Forecaster:
     """Forecasts from the weights and gradients of a run.
 
@@ -101,7 +92,6 @@ class Forecaster:
         for name, quantizer in self.quantizers.items():
             self.groups.setdefault((quantizer, self.shapes[name]), []).append(name)
         self.ratios: dict[tuple[str, ...], _Ratios] = {}  # of each group, the one that was looked at longest ago first
-        self.renewed: tuple[str, ...] | None = None  # the group that is looked at again
         self.squares: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         """Fisher information of rows and of columns, and how many rows a gradient reached, on the device."""
         self.learned: Collection[str] = ()
@@ -157,7 +147,7 @@ class Forecaster:
         """Return a `forecast` event, and a note the first time that the file would be too big, perhaps or surely."""
         found = self.forecast(weights, train_progress.seconds, anew)
         fit, cap = self.config.fit, self.config.cap_bytes
-        event = {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.gap_nats}
+        event = {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.predicted_loss}
         if self._warned or found.file_bytes <= (_PERHAPS if fit is None else _SURELY) * cap:
             return [event]
         self._warned = True
@@ -172,17 +162,15 @@ class Forecaster:
         return [event, {"event": "note", "text": f"the artifact would be {size}; set {way}"}]
 
     @torch.no_grad()
-    def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Forecast:
-        """Forecast the file of these weights, on the clock after so many seconds.
+    def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Candidate:
+        """Forecast the file of these weights, on the clock after so many seconds: its bytes and loss, without arrays.
 
         With `anew` it is off the clock and codes all that it looks at, which may take seconds.
         """
         began = time.perf_counter()
         if anew:
             self.ratios.clear()
-        spare = _CODING_SHARE * seconds - self._coding
-        self.renewed = next((group for group, known in self.ratios.items() if known.seconds <= spare), None)
-        estimates, fit = _Estimates(self, weights), self.config.fit
+        estimates, fit = _Estimates(self, weights, _CODING_SHARE * seconds - self._coding), self.config.fit
         if isinstance(fit, FillCap):
             candidate = fit.fit(estimates, self.quantizers, self.config.cap_bytes).candidate
         else:
@@ -190,8 +178,9 @@ class Forecaster:
         self._cost = time.perf_counter() - began - estimates.coding_seconds
         if not anew:
             self._spent, self._coding = self._spent + self._cost, self._coding + estimates.coding_seconds
-        size = min(candidate.file_bytes, self.config.cap_bytes) if isinstance(fit, PruneOnes) else candidate.file_bytes
-        return Forecast(size, candidate.predicted_loss or 0.0)
+        if isinstance(fit, PruneOnes):  # which prunes until the file fits
+            candidate = replace(candidate, file_bytes=min(candidate.file_bytes, self.config.cap_bytes))
+        return candidate
 
     def costs(self, name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the diagonals of R and C (see `Calibration`) of a weight like `weight`."""
@@ -211,7 +200,9 @@ class Forecaster:
 class _Estimates(Candidates):
     """Candidates whose sizes and losses are estimates, and which hold no arrays."""
 
-    def __init__(self, of: Forecaster, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, of: Forecaster, weights: Mapping[str, Tensor], spare_seconds: float) -> None:
+        self.renewed = next((group for group, known in of.ratios.items() if known.seconds <= spare_seconds), None)
+        """The group that is looked at again."""
         self.strides = dict.fromkeys(of.shapes, 1)
         for (_, shape), names in of.groups.items():
             if len(shape) > 1 and math.prod(shape) * len(names) > _SAMPLE // 4:
@@ -270,7 +261,7 @@ class _Estimates(Candidates):
         """Bytes over entropy for each array of a group; sampled rows of several tensors are coded as those of one."""
         group = tuple(quantized)
         known = self.of.ratios.get(group)
-        if known is None or self.of.renewed == group:
+        if known is None or self.renewed == group:
             began = time.perf_counter()
             prefix = self._coded(quantized, _PREFIX)
             seconds = time.perf_counter() - began
@@ -280,7 +271,7 @@ class _Estimates(Candidates):
                 whole = {key: known.whole[key] * prefix[key] / known.prefix[key] for key in prefix}
             self.of.ratios.pop(group, None)
             self.of.ratios[group] = known = _Ratios(whole, prefix, seconds)
-            self.of.renewed = None
+            self.renewed = None
             self.coding_seconds += time.perf_counter() - began
         return known.whole
 

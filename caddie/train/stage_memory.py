@@ -11,14 +11,14 @@ from typing import Any, Literal, get_args
 import psutil
 import torch
 
-from caddie.model import GPT, Linear, Model
+from caddie.model import GPT, Model
 from caddie.model.flops import flops_per_token
-from caddie.pack.calibrate import CalibrationText, SelfGenerated, TrainingText, as_matrix
+from caddie.pack.calibrate import CalibrationText, SelfGenerated, TrainingText, as_matrix, product_modules
 from caddie.pack.compress import Pack
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import GIB, free_bytes
 from caddie.score import ChunkSGD, DocumentLoRA, Scoring
-from caddie.score.score import CACHED_TOKENS
+from caddie.score.score import rows_and_workers
 from caddie.score.ttt_lora import adapter_places
 from caddie.train.memory import raise_on_all_ranks
 
@@ -137,8 +137,7 @@ def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int,
     weights = sum(map(math.prod, shapes.values()))
     held, hessians, calibrating = _HELD_BYTES * weights, 0, 0
     if pack.calibrated:
-        used = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, Linear)}
-        used.add("embedding.weight")
+        used = product_modules(model)
         sizes = {name: _FLOAT * width**2 * (2 if name in used else 1) for name, (_, width) in shapes.items()}
         hessians = sum(sizes.values())
         tokens = _calibration_tokens(pack.calibration, scoring.sequence_length)
@@ -164,8 +163,7 @@ def _calibration_tokens(text: CalibrationText, length: int) -> int:
 def _scoring(gpt: GPT, model: Model, scoring: Scoring, predictions: int) -> int:
     weights = sum(weight.numel() for weight in model.parameters())
     length, ttt = scoring.sequence_length, scoring.ttt
-    rows = max(1, min(CACHED_TOKENS, scoring.batch_tokens) // length)
-    workers = max(1, min(torch.get_num_threads(), scoring.rows // rows))
+    rows, workers = rows_and_workers(True, scoring, torch.device("cpu"))
     found = 2 * _FLOAT * weights + workers * rows * length * _token(gpt, scoring, _FORWARD_BYTES, 2)
     if isinstance(ttt, DocumentLoRA):
         # Factors, their gradients and two moments, and those that the rows select; each chunk's graph is kept.

@@ -89,7 +89,7 @@ class Trainer:
         if config.compile == "always" and not compiler:
             raise UserError(f"train.compile=always needs a compiler, one of {', '.join(compilers)}; install one")
         self.compilable = config.compile != "never" and compiler
-        self.compiled = config.compile == "always" or (self.compilable and ranks.device.type == "cuda")
+        self.compile(config.compile == "always" or (self.compilable and ranks.device.type == "cuda"))
         self.notes: list[str] = []
         """Notes of the warm-up for the log and the display."""
         for part in config.float8:
@@ -112,7 +112,6 @@ class Trainer:
         self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
         """Called once after the next micro-batch with the parameters, which hold the gradients of its tokens alone, and
         the factor that makes their squares the Fisher information per token."""
-        self.compile(self.compiled)
 
     def use(self, execution: Execution) -> None:
         """Compute all further steps in this precision and with these threads."""

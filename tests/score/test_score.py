@@ -1144,10 +1144,9 @@ def test_rows_and_workers_on_a_cpu(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     chosen = Scoring(sequence_length=length, batch_tokens=batch_tokens)
-    scorer = SimpleNamespace(stateless=stateless)
-    assert rows_and_workers(scorer, chosen, torch.device("cpu")) == wanted  # type: ignore[arg-type]
+    assert rows_and_workers(stateless, chosen, torch.device("cpu")) == wanted
     rows = batch_tokens // length
-    assert rows_and_workers(scorer, chosen, torch.device("meta")) == (rows, 1)  # type: ignore[arg-type]
+    assert rows_and_workers(stateless, chosen, torch.device("meta")) == (rows, 1)
 
 
 @pytest.fixture

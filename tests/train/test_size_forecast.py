@@ -15,6 +15,7 @@ from caddie.config.schedules import Budget, TrainProgress
 from caddie.data.loaders import TrainingData
 from caddie.model import GPT, Block, GroupedQueryAttention, HashedNGrams, ReluSquared, build
 from caddie.pack import container
+from caddie.pack.candidates import Candidate
 from caddie.pack.codecs import Brotli, Zlib
 from caddie.pack.coding import ArrayCodec, Packed
 from caddie.pack.compress import Correction, Dequantizers, Pack, compress
@@ -24,7 +25,7 @@ from caddie.pack.quantize import Float16, Gptq, LowRank, Quantizer, Rows, SigmaC
 from caddie.report.display import Display
 from caddie.train.loop import Trained, train
 from caddie.train.settings import Train
-from caddie.train.size_forecast import Forecast, Forecaster, _entropy_bytes, _gaussian
+from caddie.train.size_forecast import Forecaster, _entropy_bytes, _gaussian
 from caddie.train.trainer import Trainer
 
 SMALL = GPT(
@@ -118,7 +119,7 @@ def test_a_filled_cap_costs_more_the_smaller_it_is() -> None:
         settings = config(Waterfilling(), Packed(codec=Zlib()), fit=FillCap(), cap_bytes=cap)
         found = Forecaster(SMALL, settings, file_bytes).forecast(weights, anew=True)
         assert 0.99 * cap < found.file_bytes <= cap
-        gaps.append(found.gap_nats)
+        gaps.append(found.predicted_loss)
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[0] > 4 * gaps[1] > 0
 
@@ -138,9 +139,9 @@ def test_the_gap_follows_the_gradients() -> None:
     rounding = Rows(bits=4)
     errors = [rounding.dequantize(rounding.quantize(weights[n]), tuple(weights[n].shape)) - weights[n] for n in chosen]
     expected = sum(0.5 * 8.0 * 0.5 * float(error.square().sum()) for error in errors)
-    assert forecaster.forecast(weights, anew=True).gap_nats == pytest.approx(expected, rel=0.1)  # of a sample
+    assert forecaster.forecast(weights, anew=True).predicted_loss == pytest.approx(expected, rel=0.1)  # of a sample
     forecaster.learned = chosen
-    assert forecaster.forecast(weights).gap_nats < 1e-6
+    assert forecaster.forecast(weights).predicted_loss < 1e-6
 
 
 def test_newer_gradients_count_more() -> None:
@@ -272,7 +273,7 @@ def test_a_file_that_nothing_makes_fit_is_named_before_it_is_over_the_cap(
 ) -> None:
     size = 20_000
     forecaster = Forecaster(TINY, config(quantizer, Packed(), fit=fit, cap_bytes=round(size * share)), file_bytes)
-    monkeypatch.setattr(forecaster, "forecast", lambda *given: Forecast(size, 0.0))
+    monkeypatch.setattr(forecaster, "forecast", lambda *given: Candidate({}, size))
     notes = [
         event["text"]
         for _ in range(2)

@@ -21,6 +21,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.memory import GIB
 from caddie.score import DocumentLoRA, Scoring
 from caddie.score.ngram_tilt import NGramTilt
+from caddie.score.score import rows_and_workers
 from caddie.score.ttt_sgd import TestTimeTraining
 from caddie.train import stage_memory
 from caddie.train.stage_memory import check_stages, estimate_stages
@@ -40,6 +41,17 @@ def test_the_tilt_counts_contexts_and_adapters_count_documents() -> None:
         estimate_stages(SMALL, Pack(), SCORING.but(ttt=LORA.but(documents=number))).scoring for number in (16, 32)
     )
     assert plain < few < many < 2 * few
+
+
+def test_scoring_counts_the_windows_that_the_scorer_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,024 tokens: 16 threads hold 4 each, 24 hold 2."""
+    scoring, estimates = Scoring(), {}
+    for threads, windows in ((16, 64), (24, 48), (48, 48)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        rows, workers = rows_and_workers(True, scoring, torch.device("cpu"))
+        assert rows * workers == windows
+        estimates[threads] = estimate_stages(SMALL, Pack(), scoring).scoring
+    assert estimates[16] > estimates[24] == estimates[48]
 
 
 def test_calibrations_and_candidates_count() -> None:
