@@ -8,7 +8,7 @@ only what changed since the first: runs are measured on the same machine.
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from caddie.files import reason
 from caddie.lab.background import read_state
-from caddie.report.read import Log, known_number, pick, read_object, read_regular, run_settings
+from caddie.report.read import Log, known_number, leaves, pick, read_object, read_regular, run_settings
 from caddie.report.run_files import DRIVER, ERROR, LOG, RECIPE, REPORT, RESULT, TASK, WEIGHTS
 from caddie.report.verification import verified
 from caddie.run.run_lock import Holder, holder
@@ -266,16 +266,7 @@ def shown(name: str) -> str:
 def flat(value: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten to dotted path and value; the class of a setting stands at its own path."""
     try:
-        return dict(islice(_leaves(value, ""), _MOST_FIELDS))
+        found = islice(leaves(value), _MOST_FIELDS)
+        return {path: text(held) if isinstance(held, str) else held for path, held in found}
     except RecursionError:
         return {}
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (Mapping, list)) and value:
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _leaves(item, path if key == "kind" else f"{path}.{key}" if path else str(key))
-    elif isinstance(value, (Mapping, list)):
-        yield path, "none"
-    else:
-        yield path, text(value) if isinstance(value, str) else value

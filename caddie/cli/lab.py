@@ -93,7 +93,7 @@ def board(folder: Path, port: int, as_json: bool) -> None:
 
     Serves this machine only and writes nothing. Ctrl-C ends it.
     """
-    from caddie.board import Board
+    from caddie.board.server import Board
 
     with Board(folder, port) as served, suppress(KeyboardInterrupt):
         facts = {"url": served.url, "port": served.server_port, "folder": str(folder)}

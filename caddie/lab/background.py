@@ -56,7 +56,6 @@ class StudyState:
 
     def write(self, folder: Path) -> None:
         """Write it to the folder of the study's runs."""
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / DRIVER, asdict(self))
 
     def __str__(self) -> str:

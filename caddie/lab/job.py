@@ -122,7 +122,6 @@ def run_job(job: Path) -> None:
             execute(Path(file["path"]), file["source"].encode("latin-1"))
         for one in spec["runs"]:
             folder = Path(one["folder"])
-            folder.mkdir(parents=True, exist_ok=True)
             with locked(folder, PATIENCE_SECONDS) if ranks.first else nullcontext():
                 ranks.wait()
                 if not (finished(folder) or (folder / ERROR).exists()):

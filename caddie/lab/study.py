@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from caddie.config import Config, Count, Diff, Positive, show
 from caddie.config.schedules import PiecewiseConstant
 from caddie.config.userfile import execute, split_name
-from caddie.errors import UserError, suggest
+from caddie.errors import UserError, check_kind, suggest
 from caddie.lab.modelled import StepTime, full_name, step_time
 from caddie.recipes.catalog import shipped
 from caddie.recipes.recipe import Recipe
@@ -176,8 +176,7 @@ class Study:
             ("entries", Mapping, '{"deeper": Entry(diff={"model.depth": 6})}'),
             ("scales", Mapping, '{"small": {"model.width": 64}}'),
         ):
-            if not isinstance(value := getattr(self, name), kind):
-                raise UserError(f"{name} of the study {self.name} cannot be {value!r:.80}; give {name}={example}")
+            check_kind(getattr(self, name), kind, f"{name} of the study {self.name}", f"give {name}={example}")
         for name in (self.name, *self.scales):
             if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]{0,79}", name):
                 raise UserError(f"a name of a study or scale is letters, digits, - and _, which {name!r:.80} is not")

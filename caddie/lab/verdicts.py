@@ -72,8 +72,6 @@ class Difference:
     """Seeds that count: the paired ones, or all of the entry where the test is Welch's."""
     mean: float
     """Score of the entry, over these seeds."""
-    deviation: float | None
-    """Standard deviation of its score over these seeds; None for one seed."""
     difference: float
     """Mean of the entry's scores less that of its rival's: negative is better."""
     test: Test | None = None
@@ -107,8 +105,7 @@ def measure(
     """
     seeds = tuple(pairs or sorted(entry))
     b, a = [entry[seed] for seed in seeds], [base[seed] for seed in pairs or sorted(base)]
-    deviation = stdev(b) if len(b) > 1 else None
-    found = Difference(seeds=seeds, mean=fmean(b), deviation=deviation, difference=fmean(b) - fmean(a))
+    found = Difference(seeds=seeds, mean=fmean(b), difference=fmean(b) - fmean(a))
     if min(len(a), len(b)) < 2:
         return replace(found, reason="a test needs two seeds of the entry and two of the base")
     estimate = paired(b, a) if pairs else welch(b, a)

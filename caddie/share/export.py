@@ -36,8 +36,6 @@ print(tokenizer.decode(ids[0], skip_special_tokens=True))
 
 There is no cache of keys and values: each new token computes the window again. `caddie sample` is faster.
 """
-_ROOT = "caddie.share."
-"""Prefix of the modules that keep their own names, being those that transformers is told of."""
 _HEAD = "# Written by caddie export from {path}, with its imports alone changed.\n"
 
 
@@ -153,7 +151,7 @@ def standalone() -> dict[str, str]:
 
 
 def _name(module: str) -> str:
-    return module.removeprefix(_ROOT).replace(".", "_")
+    return module.removeprefix("caddie.share.").replace(".", "_")  # which leaves those of `CODE` their own names
 
 
 def _rewritten(text: str, modules: Collection[str]) -> str:

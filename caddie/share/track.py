@@ -20,7 +20,7 @@ from caddie.errors import UserError, first_line
 from caddie.files import reason
 from caddie.lab.executors import why_it_died
 from caddie.report.charts import is_finite
-from caddie.report.read import parse_events, parse_finite, pick, read_json, read_result
+from caddie.report.read import leaves, parse_events, parse_finite, pick, read_json, read_result
 from caddie.report.run_files import LOG, RECIPE, RESULT
 from caddie.runtime.child_process import child_environment
 from caddie.runtime.progress import Event, Progress
@@ -166,15 +166,6 @@ def numbers(event: Event) -> dict[str, float]:
     """Return the numbers of an event by the names that a tracker shows, as `train/bits_per_byte`."""
     prefix = _CURVES[event["event"]]
     return {f"{prefix}/{name}": value for name, value in event.items() if name != "step" and is_finite(value)}
-
-
-def leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted path and value of all that a JSON object holds."""
-    if not isinstance(value, Mapping):
-        yield path, value
-        return
-    for name, part in value.items():
-        yield from leaves(part, f"{path}.{name}" if path else str(name))
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from browser import Browser
 from click.testing import CliRunner
 from run_folder import make_events, make_result, write_run
 
-from caddie.board import Board, folders
+from caddie.board import folders
 from caddie.board.folders import flat
+from caddie.board.server import Board
 from caddie.cli import app
 from caddie.errors import UserError
 from caddie.files import process_name

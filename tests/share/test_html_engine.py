@@ -247,8 +247,7 @@ def held_alike(tokenizer: Tokenizer, engine: Browser) -> None:
     engine.run(f"globalThis.tokens = {opened}; 1")
     for text in TEXTS:
         ids = tokenizer.encode(text.encode()).tolist()
-        found = engine.run(f"(ids => [ids, tokens.byteLengths(ids)])(tokens.encode({json.dumps(text)}))")
-        assert found == [ids, tokenizer.byte_lengths(ids).tolist() if ids else []], text
+        assert engine.run(f"tokens.encode({json.dumps(text)})") == ids, text
     for ids in (tokenizer.encode(TEXTS[4].encode()).tolist(), any_ids):
         assert bytes(engine.run(f"Array.from(tokens.decode({ids}))")) == tokenizer.decode(ids)
 

@@ -149,14 +149,12 @@ async function measure() {
 }
 
 function span({ piece, bits }, index) {
-  const one = document.createElement("span"), text = shown(piece);
+  const one = element("span"), text = shown(piece);
   one.dataset.index = index;
   one.style.setProperty("--share", (0.85 * Math.min(1, bits / MOST_BITS)).toFixed(3));
   if (text.includes("\n")) {
-    const end = document.createElement("small");
-    end.textContent = "\u21b5";
     const [first, ...rest] = text.split("\n");
-    one.append(first, end, "\n" + rest.join("\n"));
+    one.append(first, element("small", "", "\u21b5"), "\n" + rest.join("\n"));
   } else {
     one.append(text);
   }
@@ -205,14 +203,11 @@ function save() {
   URL.revokeObjectURL(link.href);
 }
 
-at("write").addEventListener("submit", (event) => {
-  event.preventDefault();
-  write();
-});
-at("measure").addEventListener("submit", (event) => {
-  event.preventDefault();
-  measure();
-});
+for (const [id, act] of [["write", write], ["measure", measure]])
+  at(id).addEventListener("submit", (event) => {
+    event.preventDefault();
+    act();
+  });
 at("save").addEventListener("click", save);
 at("stop").addEventListener("click", () => worker.postMessage({ verb: "stop" }));
 at("temperature").addEventListener("input", () => {

@@ -24,10 +24,6 @@ class Pieces {
   decode(ids) {
     return joined(ids.map((id) => this.pieces[id]));
   }
-
-  byteLengths(ids) {
-    return ids.map((id) => this.pieces[id].length);
-  }
 }
 
 class RawBytes extends Pieces {
@@ -285,28 +281,15 @@ class CaseOps {
     return this.of.encode(marked);
   }
 
-  // Bytes are written as characters of the same number, since pieces may end within a mark.
-  latin(bytes) {
-    return Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
-  }
-
   decode(ids) {
     const [title, allcaps, next, esc] = ["\x81", "\x82", "\x83", "\x84"].map((last) => "\xee\x80" + last);
     const any = "\xee\x80[\x81-\x84]", word = `${allcaps}((?:(?:${next})?[A-Za-z])+)`;
     const coded = new RegExp(`${esc}(${any})|${word}|(?:${title}|${next})([A-Za-z])|${any}`, "g");
-    const decoded = this.latin(this.of.decode(ids)).replace(coded, (_, literal = "", word = "", letter = "") =>
+    // Bytes are written as characters of the same number, since pieces may end within a mark.
+    const latin = Array.from(this.of.decode(ids), (byte) => String.fromCharCode(byte)).join("");
+    const decoded = latin.replace(coded, (_, literal = "", word = "", letter = "") =>
       literal || (word || letter).replaceAll(next, "").toUpperCase());
     return Uint8Array.from(decoded, (character) => character.charCodeAt(0));
-  }
-
-  byteLengths(ids) {
-    const text = this.latin(this.of.decode(ids)), counted = new Uint8Array(text.length).fill(1);
-    for (const { index } of text.matchAll(/(?:\xee\x80\x84)?\xee\x80[\x81-\x84]/g)) counted.fill(0, index, index + 3);
-    let at = 0;
-    return ids.map((id) => {
-      const length = this.pieces[id].length;
-      return counted.subarray(at, (at += length)).reduce((sum, one) => sum + one, 0);
-    });
   }
 }
 

@@ -120,11 +120,11 @@ async function score({ text }, tell) {
       await turn();
     }
   }
-  const ids = stream.slice(1, found.length + 1), lengths = tokenizer.byteLengths(ids);
-  const tokens = found.map((each, i) => ({ ...each, id: ids[i], piece: tokenizer.pieces[ids[i]], bytes: lengths[i] }));
-  const named = (token) => ({ ...token, likely: token.likely.map(([id, share]) => [tokenizer.pieces[id], share, id]) });
+  const { pieces } = tokenizer, named = ([id, share]) => [pieces[id], share, id];
+  const tokens = found.map(({ bits, likely }, i) => (
+    { id: stream[i + 1], piece: pieces[stream[i + 1]], bits, likely: likely.map(named) }));
   const bits = found.reduce((sum, token) => sum + token.bits, 0);
-  return { tokens: tokens.map(named), bits, bytes: utf8.encode(text).length };
+  return { tokens, bits, bytes: utf8.encode(text).length };
 }
 
 // Bits of a target under logits, and the five most likely ids with their probabilities.
