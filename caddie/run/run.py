@@ -202,9 +202,10 @@ def score_artifact(
     if scorer is None:
         scores = score_kinds(artifact.model, text, chosen, None, progress, ranks)
     else:
-        scores, audit = score_audited(artifact, corpus, text, chosen, scorer, progress, ranks, audit_seconds)
-        notes.append(audit.evidence)
-        audited = audit.decided
+        scores, audited, evidence = score_audited(
+            artifact, corpus, text, chosen, scorer, progress, ranks, audit_seconds
+        )
+        notes.append(evidence)
     corpus.check_unchanged()
     counted, held_out = list(scores.values())[-1], corpus.manifest.validation
     if documents is not None and ranks.first:
@@ -236,7 +237,7 @@ def _cautions(corpus: Corpus, scoring: Scoring, predictions: int) -> list[str]:
     if corpus.manifest.validation.documents == 1:
         notes.append("The held-out text is a single document: other texts may score quite differently.")
     if isinstance(scoring.ttt, ChunkSGD) and predictions <= (chunk := scoring.ttt.chunk_tokens):
-        said = f"Nothing was learned on the way: the {predictions:,} predictions are no more than a chunk's {chunk:,}"
+        said = f"Test-time training makes no update: the text has {predictions:,} predictions, a chunk {chunk:,}"
         notes.append(f"{said}; set score.ttt.chunk_tokens below {predictions:,}.")
     return notes
 

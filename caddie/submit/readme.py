@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from caddie.config import show
+from caddie.config import ABSENT, differences, show
 from caddie.errors import count
 from caddie.recipes.catalog import find_shipped
 from caddie.report.tables import markdown_table
@@ -92,9 +92,8 @@ def _settings(run: Run) -> list[str]:
     settings, base = run.recipe.settings, run.recipe.base
     if (origin := find_shipped(base or "")) is None:
         return [f"It has {f'the base `{base}`' if base else 'no base'}; `train_gpt.py` holds every setting."]
-    back, forth = settings.diff(origin.settings), origin.settings.diff(settings)
-    before, after = ({path: show(value) for path, value in diff.items()} for diff in (back, forth))
-    rows = ((f"`{path}`", f"`{before.get(path, '')}`", f"`{value}`") for path, value in after.items())
+    changes = differences(origin.settings, settings)
+    rows = ((f"`{path}`", "" if old is ABSENT else f"`{show(old)}`", f"`{show(new)}`") for path, old, new in changes)
     table = markdown_table(("setting", str(base), "here"), rows)
     return [f"Changes to `{base}`; `train_gpt.py` holds every setting.", table]
 

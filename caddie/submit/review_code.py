@@ -175,7 +175,7 @@ def _check_hints(script: Script, switched_off: Container[str], found: Findings) 
 
 
 def _check_outside(script: Script, found: Findings) -> None:
-    """Find what reaches beyond the folder and the data: network, other files, source that is made while it runs."""
+    """Find what reaches beyond the folder and the data: network, other files, source that is built at run time."""
     nodes = list(ast.walk(script.tree))
     products = (node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
     counted = (node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "nargs")
@@ -190,7 +190,7 @@ def _check_outside(script: Script, found: Findings) -> None:
                     script.add("code-network", f"it uses the network ({name})", node.lineno, found)
                 versions = isinstance(node, ast.ImportFrom) and name == "importlib.metadata"
                 if name.split(".")[0] == "importlib" and not versions:
-                    script.add("code-hidden", "it imports by a name that is made while it runs", node.lineno, found)
+                    script.add("code-hidden", "it imports a module whose name is built at run time", node.lineno, found)
         elif isinstance(node, ast.Call):
             _check_call(node, script, found)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "*" in node.value:
@@ -207,7 +207,7 @@ def _check_call(node: ast.Call, script: Script, found: Findings) -> None:
     if fetched or name in _FETCHES or (isinstance(node.func, ast.Attribute) and last(node.func.value) == "hub"):
         script.add("code-network", f"it uses the network ({fetched[0] if fetched else name})", node.lineno, found)
     if isinstance(node.func, ast.Name) and name in RUNS:
-        script.add("code-hidden", f"{name} runs what is made while it runs", node.lineno, found)
+        script.add("code-hidden", f"{name} runs code that is built at run time", node.lineno, found)
     if name in _OPENS:
         for one in (*node.args, *(keyword.value for keyword in node.keywords)):
             path = constant(one)

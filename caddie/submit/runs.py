@@ -108,7 +108,7 @@ def check_run(run: Run, track: str, code_bytes: int) -> None:
     if result["source"].get("script_sha256") != source["script_sha256"] or counted != code_bytes:
         made = f" (commit {result['code'][:12]})" if result.get("code") else ""
         raise UserError(
-            f"{folder} was run by another program{made}, whose script is another; submit with that, or rerun"
+            f"{folder} was run by another version of caddie{made}; submit with that version, or run the recipe again"
         )
     if (total := run.counted_bytes + code_bytes) > cap:
         raise UserError(f"{folder}: file and script have {total:,} bytes, {total - cap:,} over {cap:,}; lower cap=N")

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,15 +35,6 @@ _OCTAVES, _MOST_NATS = 40, 100.0
 """Octaves that a document's length may have, and the most that a token costs where it may be impossible."""
 
 
-@dataclass(frozen=True)
-class Audit:
-    """Result of auditing the score of a user's scorer."""
-
-    decided: bool
-    """False if the scorer could read files or the text, or a leak may have gained more than `changes.GAIN`."""
-    evidence: str
-
-
 def score_audited(
     artifact: Artifact,
     corpus: Corpus,
@@ -53,8 +44,11 @@ def score_audited(
     progress: Progress,
     ranks: Ranks,
     seconds: float | None = None,
-) -> tuple[dict[str, Score], Audit]:
+) -> tuple[dict[str, Score], bool, str]:
     """Return the scores of an artifact with that of the user's scorer `name` on a corpus's text, and its audit.
+
+    The audit is False if the scorer could read files or the text, or a leak may have gained more than `changes.GAIN`;
+    its evidence comes last.
 
     The audit takes about as long as the scorer did, or as many seconds as given. `CheckFailed` if it finds that tokens
     are used too early. A scorer that is shown scored tokens alone is not audited.
@@ -84,9 +78,9 @@ def score_audited(
         counting = CountingScorer(own)
         scores = score_kinds(artifact.model, text, scoring, counting, progress, ranks, keep)
     if isinstance(own, RemoteTokens):
-        return scores, Audit(isolated, f"The scorer was shown scored tokens alone. {isolation}")
+        return scores, isolated, f"The scorer was shown scored tokens alone. {isolation}"
     if not ranks.first:
-        return scores, Audit(True, "")
+        return scores, True, ""
     progress.phase("audit")
     took = scores["user"].seconds
     length = max(_WINDOWS * longest + 1, min(_DRAWN_TOKENS, int(_DRAWN_SECONDS * predictions / max(took, 1e-9))))
@@ -106,8 +100,7 @@ def score_audited(
         raise CheckFailed(f"{name}: {evidence}")
     said = [f"Audit of the scorer: {evidence}.", drawn]
     little, found = _use_of_lengths(whole, losses, text, seed) if own.per_document else (True, "")
-    decided = isolated and passed is not None and little
-    return scores, Audit(decided, " ".join([*filter(None, [*said, found]), isolation]))
+    return scores, isolated and passed is not None and little, " ".join([*filter(None, [*said, found]), isolation])
 
 
 def _use_of_lengths(whole: WholeText, losses: Mapping[str, Losses], text: Text, seed: int) -> tuple[bool, str]:
@@ -142,7 +135,8 @@ def _use_of_lengths(whole: WholeText, losses: Mapping[str, Losses], text: Text, 
     if max(at_ends, 0.0) + before <= GAIN:
         return True, f"{known}; no gain above {GAIN} was found."
     there = f"gains {at_ends:.4f} bits per byte over the plain scoring there and just before"
-    return False, f"It knows where documents end, and {there}. Told other lengths, it lost {before:.4f} further before."
+    without = f"Told other lengths, it lost {before:.4f} more on the tokens before."
+    return False, f"It knows where documents end, and {there}. {without}"
 
 
 def _certain(gains: Losses) -> float:

@@ -114,16 +114,12 @@ class LoopScorer(BlackBoxScorer):
     def score(self, tokens: Ids, positions: Positions) -> ScoredText:
         """Score in the loop. Steps and distributions are recorded from outside, not reported by the scorer."""
         if self._scorer is None:
-            return self._recorded(self.make(), tokens, positions)
+            return self._recorded(self.scoring.scorer(self.model, self.bos), tokens, positions)
         with closing(open_scorer(self.artifact, self._scorer)) as remote:
             try:
                 return self._recorded(remote, tokens, positions)
             finally:
                 self.reads = remote.reads()
-
-    def make(self) -> Scorer:
-        """Return the scorer of the settings."""
-        return self.scoring.scorer(self.model, self.bos)
 
     def _recorded(self, scorer: Scorer, tokens: Ids, positions: Positions) -> ScoredText:
         counting, predictions, gpt = CountingScorer(scorer), len(tokens) - 1, self.model.config

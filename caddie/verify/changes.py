@@ -82,12 +82,13 @@ def percent(probability: float) -> str:
     return f"{min(math.floor(1000 * probability) / 10, 99.9):.1f} %"
 
 
-def undecided(found: float, seconds: float) -> str:
-    """Return a note that names the `--audit-seconds` that would decide; empty if the search found enough to decide."""
-    if found >= DECIDES:
-        return ""
+def power(found: float, seconds: float, decides: bool) -> tuple[bool | None, str]:
+    """Return None if a search that `decides` would find too few leaks of `GAIN` to do so, else True; and say so."""
+    said = f"a leak of {GAIN} bits per byte in this text is found with {percent(found)}"
+    if found >= DECIDES or not decides:
+        return True, said
     needed = seconds * math.log1p(-DECIDES) / math.log1p(-max(found, 1e-6))
-    return f", which decides nothing: set --audit-seconds={math.ceil(needed)} or so"
+    return None, f"{said}, too little to decide: set --audit-seconds={math.ceil(needed)} or so"
 
 
 def draw_change(

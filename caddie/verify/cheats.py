@@ -337,10 +337,3 @@ class Splices(Scorer):
 def _raise(logits: Tensor, targets: Tensor, nats: float) -> None:
     """Add nats to the logits (rows, n, vocabulary) of all targets (rows, n - 1) but the last."""
     logits[:, :-1].scatter_add_(2, targets[..., None], logits.new_full((*targets.shape, 1), nats))
-
-
-class WaitingScorer(LoopScorer):
-    """`Waits`, in the loop."""
-
-    def make(self) -> Scorer:
-        return Waits(self.scoring.plain.scorer(self.model, self.bos), self.scoring.sequence_length)

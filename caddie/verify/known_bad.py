@@ -38,9 +38,9 @@ def _one_in_training(case: ProbeCase) -> ProbeCase:
 
 
 def _waits(case: ProbeCase) -> ProbeCase:
-    scorer = cheats.WaitingScorer(case.artifact, case.scoring)
-    whole = case.whole and replace(case.whole, open=lambda: nullcontext(scorer.make()))
-    return replace(case, open=lambda: cheats.WaitingScorer(case.artifact, case.scoring), whole=whole)
+    plain, length = case.scoring.plain.scorer(case.artifact.model, case.bos), case.scoring.sequence_length
+    whole = case.whole and replace(case.whole, open=lambda: nullcontext(cheats.Waits(plain, length)))
+    return replace(case, whole=whole)  # honest in short texts, which are over before it begins
 
 
 def _splices(case: ProbeCase) -> ProbeCase:

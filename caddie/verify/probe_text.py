@@ -3,14 +3,13 @@
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
 from caddie.data.tokenizers import Ids, Tokenizer
 from caddie.errors import UserError
+from caddie.report.read import pick
 from caddie.score import Scoring
 from caddie.verify.black_box import Floats, Positions
 from caddie.verify.remote_scorer import LONGEST_CONTEXTS, LONGEST_WINDOW
@@ -98,13 +97,9 @@ def with_other_tokens(tokens: Ids, places: Positions, bos: int, vocabulary: int,
 def fit_to_text(scoring: Scoring, predictions: int) -> Scoring:
     """Return the scoring with smaller chunks and groups of documents, so that it adapts in so short a text."""
     chunk = max(scoring.sequence_length, predictions // 4)
-    most = {"chunk_tokens": chunk, "documents": 2, "phases.chunk_tokens": chunk, "phases.documents": 4}
-    diff: dict[str, object] = {}
-    for path, limit in most.items():
-        value = reduce(lambda node, name: getattr(node, name, None), path.split("."), cast(Any, scoring.ttt))
-        if value is not None and value > limit:
-            diff[f"ttt.{path}"] = limit
-    return scoring.but(diff)
+    most = {"ttt.chunk_tokens": chunk, "ttt.documents": 2, "ttt.phases.chunk_tokens": chunk, "ttt.phases.documents": 4}
+    stated = scoring.to_json()
+    return scoring.but({path: limit for path, limit in most.items() if (pick(stated, *path.split(".")) or 0) > limit})
 
 
 def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[bytes]:

@@ -15,7 +15,7 @@ from caddie.data.tokenizers import MARK
 from caddie.errors import UserError, count
 from caddie.report.verification import OUTCOMES
 from caddie.runtime.progress import SILENT, Event, Progress
-from caddie.verify.changes import GAIN, must_not_change, percent, undecided
+from caddie.verify.changes import must_not_change, power
 from caddie.verify.probe_case import ProbeCase
 from caddie.verify.whole_text import audit
 
@@ -124,10 +124,8 @@ def _search(case: ProbeCase) -> Found:
     settled_before = f"none of {earlier:,} losses settled before them changed, nor a distribution; {later:,} others did"
     if case.base.scored_alone:
         return True, f"{places:,} places of changes: {settled_before}; the scorer is shown scored tokens alone"
-    power = case.found_with(places)
-    more = undecided(power, time.perf_counter() - begin) if case.users else ""
-    found = f"a leak of {GAIN} bits per byte in this text is found with {percent(power)}{more}"
-    return None if more else True, f"{places:,} places of changes: {settled_before}; {found}"
+    passed, found = power(case.found_with(places), time.perf_counter() - begin, case.users)
+    return passed, f"{places:,} places of changes: {settled_before}; {found}"
 
 
 def _whole_text(case: ProbeCase) -> Found | None:

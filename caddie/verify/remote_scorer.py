@@ -29,6 +29,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.files import absolute
 from caddie.model import Cache
 from caddie.pack.artifact import Artifact
+from caddie.report.tables import one_line
 from caddie.score import Layout, ScoredPrefix, Scorer, ScoringBatch, Step, Window
 from caddie.verify import channel
 from caddie.verify.sandbox import open_sandbox
@@ -41,7 +42,6 @@ LONGEST_WINDOW, LONGEST_CONTEXTS = 1024, 4
 OPEN_END = 1 << 40
 """End of a text whose length a scorer is not told."""
 _TEXT_BYTES = 1 << 16  # of an answer in words
-_TEXT_LETTERS = 500
 _CHECK_SECONDS = 1.0
 _TAIL_LINES = 20
 _COMMAND = "import sys; from caddie.verify.scorer_process import main; main(*sys.argv[1:])"
@@ -82,18 +82,13 @@ class ScorerServer:
         """Return the last line that its processes wrote."""
         time.sleep(0.1)  # for the thread that reads them
         lines = [line for line in self._tail if line.strip()]
-        return _printable(lines[-1]) if lines else "without a message"
+        return one_line(lines[-1].decode(errors="replace")) if lines else "without a message"
 
 
 def _drain(number: int, tail: deque[bytes]) -> None:
     with open(number, "rb") as pipe:
         while line := pipe.readline(4096):
             tail.append(line)
-
-
-def _printable(text: bytes | bytearray) -> str:
-    words = " ".join(text.decode(errors="replace").split())
-    return "".join(letter if letter.isprintable() else "?" for letter in words[:_TEXT_LETTERS])
 
 
 def scorer_server(artifact: Artifact, new: bool = False) -> ScorerServer:
@@ -166,14 +161,14 @@ class _Link:
         except ValueError as error:
             raise self.nonsense(str(error)) from None
         if answer in (channel.WRONG, channel.REFUSED):
-            raise (UserError if answer == channel.WRONG else CheckFailed)(_printable(data))
+            raise (UserError if answer == channel.WRONG else CheckFailed)(one_line(data.decode(errors="replace")))
         if len(data) > most:
             raise self.nonsense(f"{len(data):,} bytes, at most {most:,} were due")
         return answer, data
 
     def nonsense(self, what: str) -> UserError:
         """Return the error for an answer that is none."""
-        return UserError(f"{self.name}: its process sent what is no answer: {what}")
+        return UserError(f"{self.name}: its process sent a malformed answer: {what}")
 
     def close(self) -> None:
         """Close the socket, at which the process ends, and a sandbox that it had alone."""
@@ -245,7 +240,7 @@ class RemoteScorer(Scorer):
         """Return phrases for what the process used beside the artifact and Python's own files; [] if it has ended."""
         with suppress(UserError, CheckFailed, ValueError, TypeError, RecursionError):
             phrases = json.loads(self._link.ask(channel.READS, b"", _TEXT_BYTES)[1])
-            return [_printable(str(phrase).encode()) for phrase in phrases]
+            return [one_line(str(phrase)) for phrase in phrases]
         return []
 
     def close(self) -> None:

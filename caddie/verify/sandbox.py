@@ -185,7 +185,7 @@ def _describe(level: str, paths: int, reason: str, missing: str) -> str:
     if level == CLOSED:
         given = f"only Python, caddie and {count(paths, 'named path')} readable"
         return f"no network, no writable disk, {given} (Linux namespaces{missing})"
-    disk = "the disk as usual, but for files that cannot grow"
+    disk = "the disk as usual, except that no file can be made longer"
     network = (
         "no network (Linux namespaces)," if level == OFFLINE else "plain subprocess, with the network as usual and"
     )

@@ -94,8 +94,9 @@ def verify(
     if scorer and not users:
         known_bad(scorer.removeprefix(_KNOWN_BAD))
     checks = file_checks(artifact, cap_bytes)
-    documents = library()
-    if corpus is not None:
+    if corpus is None:
+        documents = library()
+    else:
         progress.step({"event": "doing", "text": "checking the held-out text"})
         corpus.check_counts()
         documents = held_out_documents(corpus)
@@ -118,8 +119,9 @@ def verify(
     }
     try:
         if users:
-            return Verdict(checks=(*checks, *_probe_user_scorer(artifact, job, progress)))
-        probed, caught = _probe_in_sandbox(artifact, job, too_short, progress)
+            probed, caught = _probe_user_scorer(artifact, job, progress)
+        else:
+            probed, caught = _probe_in_sandbox(artifact, job, too_short, progress)
     except NoSandbox as error:
         return Verdict(checks=tuple(checks), not_run=str(error))
     return Verdict(checks=(*checks, *probed), caught=tuple(caught))
@@ -205,23 +207,23 @@ class _Probing:
             relay(begun, self.progress)
 
 
-def _probe_user_scorer(artifact: Artifact, job: dict[str, Any], progress: Progress) -> list[Check]:
+def _probe_user_scorer(artifact: Artifact, job: dict[str, Any], progress: Progress) -> tuple[list[Check], list[Caught]]:
     """Run the probes in this process, which runs none of the scorer's code: the sandbox holds the scorer alone."""
     begin, threads = time.perf_counter(), torch.get_num_threads()
     try:
-        answer = _run_job(job, progress)
+        checks, caught = _run_job(job, progress)
     finally:
         torch.set_num_threads(threads)
     isolation = scorer_server(artifact).sandboxed.isolation
     used = f"{time.perf_counter() - begin:.0f} seconds; random seed {job['seed']}{_warning(artifact)}"
     sandbox = Check("runs in a sandbox", True, f"the scorer alone, with {isolation}; {used}")
-    return [sandbox, *(Check(**check) for check in answer["checks"])]
+    return [sandbox, *checks], caught
 
 
 def _warning(artifact: Artifact) -> str:
     """Return what to know of an artifact's parts, whose code runs in the process of the probes."""
     names = " and ".join(f"{file.path.name} (SHA-256 {file.stated.sha256})" for file in artifact.parts)
-    return f"; {names} ran among the probes, so read it: code written to deceive them could" if names else ""
+    return f"; {names} ran in the process of the probes and could change their results; read it" if names else ""
 
 
 def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:
@@ -235,11 +237,11 @@ def _compresses(artifact: Artifact, scoring: Scoring, documents: Sequence[bytes]
     torch.set_num_threads(1)  # a second thread does not help with one token at a time
     found = measure(artifact, documents, scoring=scoring)
     allowed = found.promised_bytes * (1 + _EXCESS) + found.streams * _STREAM_BYTES + found.head_bytes
-    source = found.source_bytes
+    source, off = found.source_bytes, found.compressed_bytes / found.promised_bytes - 1
     evidence = (
         f"{source:,} bytes became {found.compressed_bytes:,} in {found.streams} streams and came back"
         f"{'' if found.exact else ' changed'}; their score predicts {found.promised_bytes:,.0f} "
-        f"({8 * found.promised_bytes / source:.4f} bits per byte), {found.excess:+.2%} off; "
+        f"({8 * found.promised_bytes / source:.4f} bits per byte), {off:+.2%} off; "
         f"{found.compress_seconds:.0f} and {found.decompress_seconds:.0f} seconds"
     )
     if found.claimed_bytes != found.promised_bytes:
@@ -255,13 +257,14 @@ def main() -> None:
     job = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a user's scorer may print
-            answer = _run_job(job, JsonLines(sys.stderr))
+            checks, caught = _run_job(job, JsonLines(sys.stderr))
+        answer: dict[str, Any] = {"checks": [*map(asdict, checks)], "caught": [*map(asdict, caught)]}
     except UserError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))
 
 
-def _run_job(job: dict[str, Any], progress: Progress = SILENT) -> dict[str, Any]:
+def _run_job(job: dict[str, Any], progress: Progress = SILENT) -> tuple[list[Check], list[Caught]]:
     artifact = load(job["artifact"], parts=job["parts"])
     scoring = Scoring.from_json(job["score"])
     documents, in_order = ([text.encode("latin-1") for text in job[name]] for name in ("documents", "in_order"))
@@ -288,5 +291,4 @@ def _run_job(job: dict[str, Any], progress: Progress = SILENT) -> dict[str, Any]
     checks = run_probes(case, progress)
     if job["lossless"]:
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))
-    caught = catch(replace(short, effort=_SELF_TEST)) if job["examples"] else []
-    return {"checks": [asdict(check) for check in checks], "caught": [asdict(example) for example in caught]}
+    return checks, catch(replace(short, effort=_SELF_TEST)) if job["examples"] else []

@@ -21,7 +21,7 @@ from caddie.runtime.progress import SILENT, Progress
 from caddie.score import Scorer, Scoring, Window, run_text
 from caddie.score.scorer import nats
 from caddie.verify.black_box import CountingScorer, Floats, Mask, ScoredText, StepsDone, differ
-from caddie.verify.changes import GAIN, may_change_ends, must_not_change, percent, undecided
+from caddie.verify.changes import GAIN, may_change_ends, must_not_change, power
 
 _FOUND = 0.99
 """Probability of finding a leak of `GAIN` at which an audit ends before its time."""
@@ -119,9 +119,8 @@ def audit(
     places = f"{len(tokens):,} tokens, scored {number + 1} more time{'s' if number else ''} with others from a place on"
     # Every second place counts, so as many again are needed.
     counted = (time.perf_counter() - begin) * 2 * (number // 2 + 1) / (number + 1)
-    more = undecided(found, counted) if decides else ""
-    power = f"a leak of {GAIN} bits per byte in this text is found with {percent(found)}{more}"
-    return None if more else True, f"{places}: none of {passed:,} losses up to there changed; {power}"
+    decided, chance = power(found, counted, decides)
+    return decided, f"{places}: none of {passed:,} losses up to there changed; {chance}"
 
 
 def another_text(

@@ -301,6 +301,12 @@ def test_any_base_is_named(base: str | None, said: str, runs: list[Path]) -> Non
     assert said in _settings(run)
 
 
+def test_a_change_shows_what_the_base_has() -> None:
+    """Its rounding is of another class than the base's, whose setting has the same path."""
+    (table,) = _settings(SimpleNamespace(recipe=find("three_phases")))[1:]  # type: ignore[arg-type]
+    assert "| `pack.quantizers.embedding.of.bits` | `8` | `7` |" in table
+
+
 def damage(name: str, text: str | None) -> Callable[[Path], None]:
     """Write another text to a file of a run, or remove it."""
     return lambda folder: (folder / name).unlink() if text is None else (folder / name).write_text(text) and None
@@ -325,9 +331,9 @@ def change(**fields: Any) -> Callable[[Path], None]:
         (change(policies=None), "states policies.0.name as none; by its other fields it is contest-2026"),
         (change(evaluation=None), "lacks what a submission needs (KeyError: 'evaluation')"),
         (change(ledger__parts__weights=16_000_000), "over 16,000,000; lower cap=N"),
-        (change(source__script_sha256="0" * 64), "run42 was run by another program"),
-        (change(source__script_sha256=None), "run42 was run by another program"),
-        (change(source__training_bytes=1), "run42 was run by another program"),
+        (change(source__script_sha256="0" * 64), "run42 was run by another version of caddie"),
+        (change(source__script_sha256=None), "run42 was run by another version of caddie"),
+        (change(source__training_bytes=1), "run42 was run by another version of caddie"),
         (change(sha256__recipe="0" * 64), "different settings"),
         (change(sha256__validation_documents="0" * 64), "different held-out texts"),
         (change(seed=1337), "seed 1337 stands 2 times"),

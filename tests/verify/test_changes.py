@@ -17,7 +17,7 @@ from caddie.pack.artifact import Artifact, load
 from caddie.score import ChunkSGD, DocumentLoRA, Scoring, Window
 from caddie.score.ttt_sgd import SGD
 from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
-from caddie.verify.changes import chances, draw_change, found_with, must_not_change, undecided
+from caddie.verify.changes import chances, draw_change, found_with, must_not_change, power
 from caddie.verify.known_bad import KNOWN_BAD, Caught, KnownBad, catch
 from caddie.verify.own_model import Reference, _batches, draw_text, own_windows, reference
 from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of, sized_case
@@ -368,7 +368,10 @@ def test_an_example_that_gains_nothing_is_inconclusive(artifact: Artifact, monke
 
 
 def test_the_time_that_would_decide_is_that_of_enough_places() -> None:
-    assert undecided(0.5, 20.0) == ""
+    found = "a leak of 0.005 bits per byte in this text is found with "
+    assert power(0.5, 20.0, decides=True) == (True, f"{found}50.0 %")
+    assert power(0.0, 20.0, decides=False) == (True, f"{found}0.0 %")
     one = 0.04  # found with one place, and with 17 in one half of all cases: 0.96 ** 17 = 0.4996
-    assert undecided(one, 10.0) == ", which decides nothing: set --audit-seconds=170 or so"
-    assert undecided(0.0, 1.0).startswith(", which decides nothing: set --audit-seconds=69")
+    little = "too little to decide: set --audit-seconds="
+    assert power(one, 10.0, decides=True) == (None, f"{found}4.0 %, {little}170 or so")
+    assert power(0.0, 1.0, decides=True)[1].startswith(f"{found}0.0 %, {little}69")

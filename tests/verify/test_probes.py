@@ -32,7 +32,7 @@ from caddie.verify.black_box import BlackBoxScorer, LoopScorer, ScoredText, fing
 from caddie.verify.changes import Change, must_not_change
 from caddie.verify.cheats import CheatScorer
 from caddie.verify.held_out import COMES_BACK
-from caddie.verify.known_bad import KNOWN_BAD, known_bad
+from caddie.verify.known_bad import KNOWN_BAD, Caught, known_bad
 from caddie.verify.probe_case import Effort, ProbeCase, probe_case_of
 from caddie.verify.probe_text import (
     DOCUMENTS,
@@ -304,7 +304,8 @@ class Peeks(Remembers):
 def test_a_scorer_that_remembers_without_saying_so_is_told_that_and_not_that_it_looks_ahead(
     scorer: type[Remembers], outcome: str, says: str, artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LoopScorer, "make", lambda self: scorer(self.artifact))
+    recorded = LoopScorer._recorded
+    monkeypatch.setattr(LoopScorer, "_recorded", lambda self, _, *text: recorded(self, scorer(self.artifact), *text))
     found = checked(replace(case(artifact), effort=Effort(places=8, found=0.0)), "no look-ahead")
     assert (found.outcome, says in found.evidence) == (outcome, True), found.evidence
 
@@ -697,6 +698,27 @@ def test_verify_tries_everything_on_held_out_text(
     assert idle == {"waits"} & set(examples), "the text is too short for it"
 
 
+def test_examples_stand_in_the_verdict_on_a_users_scorer(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    missed = Caught("idle", "nothing", "no look-ahead", (), "")
+    monkeypatch.setattr(verification, "_run_job", lambda job, progress: ([], [missed]))
+    server = SimpleNamespace(sandboxed=SimpleNamespace(isolation="a wall"))
+    monkeypatch.setattr(verification, "scorer_server", lambda artifact: server)
+    verdict = verification.verify(artifact, 16_000_000, scorer="s.py:S", examples=True)
+    assert (verdict.caught, verdict.passed) == ((missed,), False)
+
+
+def test_a_given_corpus_needs_no_library(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> list[bytes]:
+        raise UserError("this Python has no library sources")
+
+    monkeypatch.setattr(verification, "library", absent)
+    with pytest.raises(UserError, match="no library sources"):
+        verification.verify(artifact, 16_000_000)
+    asked: Any = SimpleNamespace()
+    with pytest.raises(AttributeError, match="check_counts"):
+        verification.verify(artifact, 16_000_000, corpus=asked)
+
+
 @pytest.mark.long
 def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
     batches = {
@@ -711,9 +733,7 @@ def test_an_example_in_place_of_the_scorer(artifact: Artifact) -> None:
         "examples": False,
         "lossless": [],
     }
-    assert KNOWN_BAD["slot"].probe in {
-        check["name"] for check in verification._run_job(batches)["checks"] if not check["passed"]
-    }
+    assert KNOWN_BAD["slot"].probe in {check.name for check in verification._run_job(batches)[0] if not check.passed}
 
 
 ANSWERED = [{"name": name, "passed": True, "evidence": ""} for name in PROBES if name != HELD_OUT]
@@ -793,7 +813,7 @@ def test_a_search_of_a_users_scorer_that_would_seldom_find_a_leak_decides_nothin
     on = replace(case(artifact, artifact.scoring.plain), users=users, effort=Effort(places=1, found=0.0))
     passed, evidence = PROBES["no look-ahead"](on)
     assert passed is outcome
-    assert (", which decides nothing: set --audit-seconds=" in evidence) == (outcome is None)
+    assert (", too little to decide: set --audit-seconds=" in evidence) == (outcome is None)
     long = replace(on, long_text=on.tokens[:300])
     assert PROBES["no look-ahead"](long)[0] is outcome
     assert probe_case_of(artifact, on.scoring, on.documents, seed=1, scorer="mine.py").users

@@ -237,7 +237,7 @@ def test_answers_may_be_tensors_and_arrays(scored: Callable[..., Score]) -> None
         (WINDOWS.replace("yield Step([window], [0])", "yield 3"), "", r"mine\.py: plan failed with AttributeError"),
         (WINDOWS.replace("yield Step([window]", "yield Step([]"), "", r"mine\.py: plan failed with ValueError"),
         (WINDOWS.replace("[0])", "[1 << 70])"), "", r"mine\.py: plan failed with OverflowError"),
-        (WINDOWS + INFINITE, "", r"mine\.py: its process sent what is no answer: what it claims$"),
+        (WINDOWS + INFINITE, "", r"mine\.py: its process sent a malformed answer: what it claims$"),
     ],
 )
 def test_what_is_wrong_with_a_scorer_is_said_in_one_line(
@@ -288,7 +288,7 @@ def test_bytes_that_are_no_answer_are_refused(code: str, scored: Callable[..., S
             except OSError:
                 pass
         return ["""
-    with pytest.raises(UserError, match=r"mine\.py: its process sent what is no answer: "):
+    with pytest.raises(UserError, match=r"mine\.py: its process sent a malformed answer: "):
         scored(COUNTS.replace("return [", write))
 
 

@@ -532,7 +532,7 @@ def test_elsewhere_than_on_linux_it_is_plain_and_says_so(monkeypatch: pytest.Mon
     outcome = run("print(1)")
     assert (outcome.returncode, outcome.stdout, outcome.isolated) == (0, b"1\n", False)
     assert outcome.isolation == (
-        "plain subprocess, with the network as usual and the disk as usual, but for files that cannot grow: "
+        "plain subprocess, with the network as usual and the disk as usual, except that no file can be made longer: "
         "more needs Linux"
     )
 

@@ -110,7 +110,9 @@ def test_the_seconds_that_an_audit_asks_for_are_those_of_the_places_that_count(
     seconds: list[float] = []
     monkeypatch.setattr("caddie.verify.whole_text.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr("caddie.verify.whole_text._FOUND", 2.0)
-    monkeypatch.setattr("caddie.verify.whole_text.undecided", lambda found, spent: seconds.append(spent) or "")
+    monkeypatch.setattr(
+        "caddie.verify.whole_text.power", lambda found, spent, decides: (True, str(seconds.append(spent)))
+    )
     audit(*given, seed=1, seconds=tries - 0.5, decides=True)
     assert seconds == [pytest.approx((tries + 1) * counted)], "the clock is read once more"
 
@@ -241,7 +243,7 @@ def test_an_audit_that_would_seldom_find_a_leak_decides_nothing(
     monkeypatch.setattr("caddie.verify.whole_text.GAIN", 1e-6)
     passed, evidence = audit(*given, seed=1, seconds=0.0, decides=True)
     assert passed is None
-    assert "0.0 %, which decides nothing: set --audit-seconds=" in evidence
+    assert "0.0 %, too little to decide: set --audit-seconds=" in evidence
     assert audit(*given, seed=1, seconds=0.0)[0]
 
 
@@ -416,7 +418,7 @@ class Remembers(Scorer):
 def test_a_score_says_that_its_audit_decided_nothing(
     tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("caddie.verify.whole_text.undecided", lambda found, seconds: ", which decides nothing")
+    monkeypatch.setattr("caddie.verify.whole_text.power", lambda found, seconds, decides: (None, "too little"))
     (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", str(10**9)))
     data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet")
     ended = caddie("score", tiny_run.artifact, *data)
@@ -631,9 +633,9 @@ class Counts(Guesses):
 @pytest.mark.parametrize(
     ("make", "height", "documents", "letters", "little", "says"),
     [
-        (Guesses, 3.0, 60, 60, False, " further before."),
+        (Guesses, 3.0, 60, 60, False, " more on the tokens before."),
         pytest.param(Guesses, 0.0, 60, 60, True, "; no gain above 0.005 was found.", marks=pytest.mark.long),
-        pytest.param(Counts, 4.0, 120, 60, False, " further before.", marks=pytest.mark.long),
+        pytest.param(Counts, 4.0, 120, 60, False, " more on the tokens before.", marks=pytest.mark.long),
         (Counts, 0.0, 60, 60, True, "; no gain above 0.005 was found."),
         (Guesses, 3.0, 16, 60, False, "; so few cannot show if it uses them: score more text."),
         pytest.param(
