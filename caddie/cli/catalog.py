@@ -1,6 +1,5 @@
 """Verbs of the catalog: data, recipes, techniques, diff."""
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
@@ -86,8 +85,8 @@ def data(
             given = {"tokenizer": tokenizer, "column": column, "against": against}
             corpus = make_corpus(source, recipe, **given, out=out, progress=display, settings=diff)
     lossy = [rule for rule in audit_corpus(corpus) if rule.lossy]
-    manifest = json.loads((corpus.folder / "manifest.json").read_text())
-    facts = {"folder": str(corpus.folder), "manifest": manifest, "lossy_rules": [rule.to_json() for rule in lossy]}
+    rules = [rule.to_json() for rule in lossy]
+    facts = {"folder": str(corpus.folder), "manifest": asdict(corpus.manifest), "lossy_rules": rules}
     tell(facts, as_json, "\n".join([describe(corpus), *map(str, lossy), f"corpus in {corpus.folder}"]))
 
 

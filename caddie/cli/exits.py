@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -9,6 +10,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import which
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -178,3 +181,12 @@ def resume_hint(again: str) -> Iterator[str]:
     except (KeyboardInterrupt, Terminated) as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else getattr(error, "number", signal.SIGINT)
         raise SystemExit(_stopped(number, f"{str(error) or 'stopped'}; go on with: {again}")) from None
+
+
+def typed_command() -> str:
+    """Return the command as a user typed it, so that it can be given again."""
+    if (several := _several()) and several.under_torchrun() and not several.reported_elsewhere():
+        program = "torchrun … -m caddie"
+    else:  # the path of an environment that is not activated, as .venv/bin/caddie
+        program = sys.argv[0] if Path(sys.argv[0]).name == "caddie" and which("caddie") is None else "caddie"
+    return f"{program} {shlex.join(sys.argv[1:])}"

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from caddie.config import assignments
 from caddie.errors import UserError
+from caddie.share.track import TRACKERS
 
 if TYPE_CHECKING:
     from caddie.pack.artifact import Artifact
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 Verb = Callable[..., Any]
 Decorator = Callable[[Verb], Verb]
-TRACKERS = ("trackio", "wandb", "tensorboard")
-"""Trackers that a run can be sent to."""
 
 
 class _Path(click.Path):

@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from caddie.cli.exits import judge, resume_hint
+from caddie.cli.exits import judge, resume_hint, typed_command
 from caddie.cli.options import FILE, PATH, named_recipe, options, recipe_argument, settings_argument, tell
 from caddie.config import assignments, parse_assignment
 from caddie.config.renamed import modernized_path
@@ -78,7 +77,7 @@ def trains(verb: Callable[..., tuple[dict[str, Any], str] | None]) -> click.Comm
                 Display(quiet=quiet).note(f"no GPU here: {gpus} processes on {count(cores, 'core')} of a CPU")
             return distributed.launch(gpus, sys.argv[1:])
         folder = out or run_folder(chosen, seed)
-        typed = f"{_typed_program()} {shlex.join(sys.argv[1:])}"
+        typed = typed_command()
         again = typed if out else f"{typed} --out {shlex.quote(str(folder))}"
         with (
             distributed.join() as ranks,
@@ -191,7 +190,7 @@ def replay(
     check_recipe(first.start.recipe, distributed.world_size(world))
     if world > 1 and not distributed.under_torchrun():
         return distributed.launch(world, sys.argv[1:])
-    typed = f"{_typed_program()} {shlex.join(sys.argv[1:])}"
+    typed = typed_command()
     with (
         distributed.join() as ranks,
         resume_hint(typed),
@@ -309,13 +308,3 @@ def _caps(recipe: Recipe, settings: tuple[str, ...], out: Path | None) -> list[i
             )
         caps.append(recipe.but({path: value}).pack.cap_bytes)
     return caps
-
-
-def _typed_program() -> str:
-    """Return how a user started this program, to begin a command line that repeats it."""
-    from caddie.runtime.distributed import reported_elsewhere, under_torchrun
-
-    if under_torchrun() and not reported_elsewhere():
-        return "torchrun … -m caddie"
-    typed = sys.argv[0]  # of an environment that is not activated, as .venv/bin/caddie
-    return typed if Path(typed).name == "caddie" and which("caddie") is None else "caddie"

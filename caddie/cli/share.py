@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from caddie.cli.options import FILE, TRACKERS, load_artifact, options, tell
+from caddie.cli.options import FILE, load_artifact, options, tell
 from caddie.errors import UserError, count
 from caddie.report.display import Display
 from caddie.runtime.interrupt import ends_on_interrupt, when_input_ends
+from caddie.share.track import TRACKERS
 
 _LACKING = {
     "three_seeds": "three seeds",

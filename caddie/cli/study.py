@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caddie.cli.exits import resume_hint
+from caddie.cli.exits import resume_hint, typed_command
 from caddie.cli.options import (
     FILE,
     Finite,
@@ -311,7 +311,7 @@ def _run(
     check_text_named(study.base, how["data"])
     how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may begin with one
     how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": out}
-    typed, runs = shlex.join(["caddie", *sys.argv[1:]]), len(study.labels) * len(study.seeds)
+    typed, runs = typed_command(), len(study.labels) * len(study.seeds)
     with resume_hint(typed), Display(quiet=quiet) as display:
         if method is None:
             each = f"{count(len(study.labels), 'recipe')}, {count(len(study.seeds), 'seed')} each"

@@ -16,18 +16,11 @@ from caddie.report.run_files import PARTS
 
 
 def _based() -> dict[str, Recipe]:
-    """Return every recipe of the tables, each behind those that it is based on."""
-    held = {name: table for file in FILES for name, table in tables(file).items()}
+    """Return every recipe of the tables, which stand behind those that they are based on."""
     found: dict[str, Recipe] = {}
-
-    def add(name: str) -> Recipe:
-        if name not in found:
-            base = add(held[name]["base"]) if "base" in held[name] else Recipe()
-            found[name] = changed(base, held[name], name=name, public=published().get(name, ()))
-        return found[name]
-
-    for name in held:
-        add(name)
+    for name, table in ((name, table) for file in FILES for name, table in tables(file).items()):
+        base = found[table["base"]] if "base" in table else Recipe()
+        found[name] = changed(base, table, name=name, public=published().get(name, ()))
     return found
 
 
@@ -75,23 +68,22 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
         known = {label: one.but(name=label) for label, one in defined.items() if isinstance(one, Recipe)}
     else:
         known = _SHIPPED | _BY_ALIAS
+    if attribute in known:
+        return known[attribute]
     full, _, suffix = attribute.rpartition("_")
     twins = ("mini", *SCALES)
-    if attribute not in known and full in known and suffix in twins:
-        recipe = known[full]
-        return mini(recipe) if suffix == "mini" else scale(recipe, suffix, public_steps(recipe))
-    if attribute not in known:
-        if not name:
-            raise UserError("the name of the recipe is empty; `caddie recipes` lists them")
-        if not attribute:
-            raise UserError(f"{name} names no recipe; write its name behind the colon, as {path}:NAME")
-        hint = suggest(attribute, [f"{full}_{twin}" for twin in twins] if full in known else known)
-        if colon:
-            raise UserError(f"{path} has no recipe {attribute}{hint}")
-        if name.endswith(".py"):
-            raise UserError(f"{name} names a file; name a recipe in it, as {name}:NAME")
-        raise UserError(f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours")
-    return known[attribute]
+    if full in known and suffix in twins:
+        return mini(known[full]) if suffix == "mini" else scale(known[full], suffix, public_steps(known[full]))
+    if not name:
+        raise UserError("the name of the recipe is empty; `caddie recipes` lists them")
+    if not attribute:
+        raise UserError(f"{name} names no recipe; write its name behind the colon, as {path}:NAME")
+    hint = suggest(attribute, [f"{full}_{twin}" for twin in twins] if full in known else known)
+    if colon:
+        raise UserError(f"{path} has no recipe {attribute}{hint}")
+    if name.endswith(".py"):
+        raise UserError(f"{name} names a file; name a recipe in it, as {name}:NAME")
+    raise UserError(f"no recipe {name}{hint}; `caddie recipes` lists them, FILE.toml and FILE.py:NAME are yours")
 
 
 def find_shipped(name: str) -> Recipe | None:

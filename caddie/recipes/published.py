@@ -8,9 +8,9 @@ from caddie.recipes.recipe import Figure
 
 
 def rows(name: str) -> list[list[str]]:
-    """Return the columns of a table beside this module, without its heading."""
-    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()[1:]
-    return [line.split(" | ") for line in lines]
+    """Return the columns of a table beside this module, without its heading, the lines that begin with #."""
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+    return [line.split(" | ") for line in lines if not line.startswith("#")]
 
 
 @cache

@@ -13,7 +13,6 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -24,6 +23,7 @@ from caddie.config.hints import setting_called
 from caddie.errors import UserError, suggest
 from caddie.recipes.catalog import find_shipped, shipped
 from caddie.recipes.glossary import Term, lookup, simple, terms
+from caddie.recipes.published import rows
 from caddie.recipes.recipe import Recipe
 
 NOT_MEASURED = "not measured"
@@ -136,6 +136,11 @@ class Socket:
     """Classes that fit."""
 
     @property
+    def all_settings(self) -> list[Setting]:
+        """Its own settings, which all variants have, and those of each."""
+        return [*self.settings, *(setting for variant in self.variants for setting in variant.settings)]
+
+    @property
     def alone(self) -> bool:
         """True if nothing but the class itself fits."""
         return [variant.name for variant in self.variants] == [self.name]
@@ -158,9 +163,7 @@ def sockets() -> list[Socket]:
 @cache
 def table() -> dict[str, Facts]:
     """Return the lines of `techniques.txt` by name: `Class` or `Class.setting`."""
-    lines = Path(__file__).with_name("techniques.txt").read_text(encoding="utf-8").splitlines()
-    split = (line.split(" | ") for line in lines if not line.startswith("#"))
-    return {name: Facts(*facts) for name, *facts in split}
+    return {name: Facts(*facts) for name, *facts in rows("techniques.txt")}
 
 
 def facts_of(cls: type[Config], setting: str = "") -> Facts:
@@ -186,13 +189,11 @@ def find(word: str) -> list[Socket]:
     if not (found := parts(known, wanted)) and not words:
         if word.isidentifier() and find_shipped(word):
             raise UserError(f"{word} is a recipe, not a technique; `caddie diff {word}` lists what it changes")
-        names = [*shipped(), *(name for socket in known for name in (socket.name, *socket.paths))]
-        names += [name for term in terms() for name in term.names]
-        entries = [one for socket in known for variant in socket.variants for one in (variant, *variant.settings)]
-        names += [entry.last for entry in entries]
+        entries = [one for socket in known for one in (*socket.variants, *socket.all_settings)]
+        names = [*shipped(), *(name for term in terms() for name in term.names), *(entry.last for entry in entries)]
         for socket in known:
-            settings = [setting.last for variant in socket.variants for setting in variant.settings]
-            names += [f"{path}.{setting}" for path in socket.paths for setting in settings]
+            settings = [f"{path}.{setting.last}" for path in socket.paths for setting in socket.all_settings]
+            names += [socket.name, *socket.paths, *settings]
         if near := ", ".join(list(dict.fromkeys(one.name for one in entries if one.mentions(word)))[:3]):
             raise UserError(f"no technique is called {word}, but the word is in the text of {near}")
         raise UserError(f"no technique {word or 'named'}{suggest(word, names, most=3)}; `caddie techniques` lists them")
@@ -209,7 +210,7 @@ def parts(known: Sequence[Socket], wanted: set[str]) -> list[Socket]:
     numbers = {
         simple(f"{path}.{setting.last}")
         for socket in known
-        for setting in chain(socket.settings, *(variant.settings for variant in socket.variants))
+        for setting in socket.all_settings
         if "number" in setting.type
         for path in socket.paths
     }

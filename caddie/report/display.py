@@ -129,11 +129,18 @@ class Display(Progress):
     def phase(self, name: str) -> None:
         if self._live is not None:
             self._end_phase()
-            self._task = self._live.add_task(printable(name), total=None, text="")
         else:
             self.note(name)
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth, self._first_tokens = -math.inf, -1, None
+        if self._live is not None:
+            self._bar(self._live)
+
+    def _bar(self, live: LiveBars) -> TaskID:
+        """Return the bar of the current work, which is made if it has none yet."""
+        if self._task is None:
+            self._task = live.add_task(printable(self._phase or "work"), total=None, text="")
+        return self._task
 
     def step(self, event: Event) -> None:
         if self.quiet:
@@ -197,9 +204,9 @@ class Display(Progress):
     def _doing(self, line: str) -> None:
         """Show the current work; off a terminal at most one line in two seconds."""
         self._last_step, self._silence = (line := printable(line)), FIRST_SILENCE
-        if self._live is not None and self._task is not None:
-            self._live.update(self._task, text=line)
-        elif self._live is None and self.now() - self._last_line >= SHORTEST_GAP:
+        if self._live is not None:
+            self._live.update(self._bar(self._live), text=line)
+        elif self.now() - self._last_line >= SHORTEST_GAP:
             self._last_line = self.now()
             self._print(f"      {line}")
 
@@ -219,9 +226,8 @@ class Display(Progress):
         """Show a line and the progress of its phase; beside a live bar, show `fitting` instead if it is given."""
         self._last_step = line
         if self._live is not None:
-            if self._task is None:
-                self._task = self._live.add_task("train", total=None, text="")
-            self._live.update(self._task, total=1.0, completed=progress, text=line if fitting is None else fitting)
+            text = line if fitting is None else fitting
+            self._live.update(self._bar(self._live), total=1.0, completed=progress, text=text)
             return
         now, tenth = self.now(), int(progress * 10 + 1e-9)
         gap, ends = now - self._last_line, progress >= 1.0 and self._last_tenth < 10
@@ -242,7 +248,7 @@ class Display(Progress):
             self._file = None
         self._live.refresh()
         self._task = None
-        line = f"{self._phase or 'train':<{_PHASE_WIDTH}}{self.now() - self._began:8,.1f} s"
+        line = f"{self._phase or 'work':<{_PHASE_WIDTH}}{self.now() - self._began:8,.1f} s"
         self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import TINY
 
-from caddie.cli import run as line
+from caddie.cli import exits
 from caddie.errors import UserError
 from caddie.run.run_folder import _check_agreement
 from caddie.runtime import distributed
@@ -62,15 +62,16 @@ def test_machines_that_differ_are_told_so(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_command_that_goes_on_begins_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "CADDIE_LAUNCHED"):
         monkeypatch.delenv(name, raising=False)
-    assert (line._typed_program(), distributed.world_size(3)) == ("caddie", 3)
+    monkeypatch.setattr("sys.argv", ["caddie", "run", "a b"])
+    assert (exits.typed_command(), distributed.world_size(3)) == ("caddie run 'a b'", 3)
     monkeypatch.setenv("WORLD_SIZE", "16")
-    assert (line._typed_program(), distributed.world_size(3)) == ("torchrun … -m caddie", 16)
+    assert (exits.typed_command(), distributed.world_size(3)) == ("torchrun … -m caddie run 'a b'", 16)
     monkeypatch.setenv("CADDIE_LAUNCHED", "1")
-    assert line._typed_program() == "caddie"
+    assert exits.typed_command() == "caddie run 'a b'"
     monkeypatch.setattr("sys.argv", ["/a/.venv/bin/caddie", "run"])
     for found, typed in (("/usr/bin/caddie", "caddie"), (None, "/a/.venv/bin/caddie")):
-        monkeypatch.setattr(line, "which", lambda name, found=found: found)
-        assert line._typed_program() == typed
+        monkeypatch.setattr(exits, "which", lambda name, found=found: found)
+        assert exits.typed_command() == f"{typed} run"
     monkeypatch.setenv("WORLD_SIZE", "many")
     assert distributed.world_size(3) == 3
 
