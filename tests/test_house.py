@@ -43,10 +43,9 @@ ENVIRONMENT = {
     ("verify.sandbox", "_environment"),
     ("lab.executors", "Local"),
     ("runtime.child_process", "child_environment"),
-    ("pack.coding.process_pool", "ProcessPool"),
     ("doctor.host", "environment"),
 }
-"""Functions outside `distributed` that touch the environment: five hand it on to a child process, one keeps a library
+"""Functions outside `distributed` that touch the environment: four hand it on to a child process, one keeps a library
 from writing into the home folder and puts everything back, one is looked at by the doctor and decides nothing."""
 
 FILE_LINES = 450

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import sys
+from dataclasses import is_dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ def descriptions(cls: type[Config]) -> dict[str, str]:
     """Return field name to the string written below the field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if issubclass(base, Config) and base is not Config:
+        if is_dataclass(base) and base is not Config:  # also one that only hands its fields on
             in_module = _classes(sys.modules[base.__module__])
             written = in_module.get(base.__qualname__) or _classes(base)[base.__name__]  # the latter: in a function
             for statement, following in pairwise(written.body):

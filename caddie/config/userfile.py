@@ -120,7 +120,7 @@ def user_files(*nodes: object) -> tuple[UserFile, ...]:
     found: dict[str, UserFile] = {}
     for file in _files(nodes):
         if (other := found.setdefault(file.stated.name, file)).stated != file.stated:
-            raise UserError(f"{other.path} and {file.path} have one name; give one of them another")
+            raise UserError(f"{other.path} and {file.path} have the same name; rename one")
     return tuple(found[name] for name in sorted(found))
 
 

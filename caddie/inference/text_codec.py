@@ -111,11 +111,6 @@ class Measured:
     compress_seconds: float
     decompress_seconds: float
 
-    @property
-    def excess(self) -> float:
-        """Compressed bytes above the promised, as a fraction of these."""
-        return self.compressed_bytes / self.promised_bytes - 1
-
 
 def measure(artifact: Artifact, documents: Sequence[bytes], *, scoring: Scoring | None = None) -> Measured:
     """Compress documents, decompress them, and score the same tokens in batches."""
@@ -168,7 +163,7 @@ def decompress(artifact: Artifact, data: bytes, *, progress: Progress = SILENT) 
             "this file is damaged, or this machine computes too differently from the one that compressed it"
         )
     if not ends:
-        raise UserError("this file goes on after its text; take it from where it came again")
+        raise UserError("bytes follow the end of the text; copy or download the file again")
     return text
 
 
@@ -299,5 +294,5 @@ def _read(file: BytesIO, count: int) -> bytes:
     """Read exactly `count` bytes; `UserError` if the data ends before."""
     data = file.read(count)
     if len(data) < count:
-        raise UserError("this file was cut; take it from where it came again")
+        raise UserError("this file was cut short; copy or download it again")
     return data

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _read(path: Path) -> container.Contents:
-    contents = container.read(path, _raw_bytes(path))
+    contents = container.read(path, most_parameters)
     for name in (CONFIG, MANIFEST, TOKENIZER):
         if name not in contents.sections:
             raise UserError(f"{path} is not a complete artifact: it has no {name}")
@@ -201,13 +201,6 @@ def _tokenizer(sections: Mapping[str, bytes]) -> tuple[Manifest, Tokenizer]:
     return manifest, tokenizer
 
 
-def _raw_bytes(path: Path) -> int:
-    """Return the most bytes that a file's sections may have."""
-    with suppress(OSError, ValueError):  # reading the file says what is wrong with it
-        return min(container.RAW_BYTES, max(_SMALLEST_BOMB, _RATIO * path.stat().st_size))
-    return container.RAW_BYTES
-
-
 def _check_rules(config: Mapping[str, Any], weights: int) -> None:
     """Refuse what would take minutes to apply: each rule and exception is tried on each layer."""
     rules, model = config.get("quantizers"), config.get("model")
@@ -221,7 +214,7 @@ def _check_rules(config: Mapping[str, Any], weights: int) -> None:
 
 
 def most_parameters(file_bytes: int) -> int:
-    """Return the most parameters that a model may have in a file of that size.
+    """Return the most parameters that a model may have, and the most bytes of all sections, in a file of that size.
 
     A stream of a few bytes may stand for any number of zeros, and a stranger's file must not fill the memory.
     """

@@ -169,7 +169,7 @@ class _Sums:
     def begin(self) -> None:
         """Begin anew, and let rows count alike in the factor of columns, by what is known of them."""
         if self.batches:
-            self.scale = _floored(self.squares, self.seen).clamp_min(1e-30).rsqrt()[:, None]
+            self.scale = floored(self.squares, self.seen).clamp_min(1e-30).rsqrt()[:, None]
         for tensor in self.all:
             tensor.zero_()
 
@@ -207,7 +207,7 @@ class _Sums:
 
     def calibration(self, tokens: float) -> Calibration:
         """Return the calibration on the CPU, where weights are quantized."""
-        rows = _floored(self.squares, self.seen) / (tokens * len(self.columns))
+        rows = floored(self.squares, self.seen) / (tokens * len(self.columns))
         inputs = self.inputs / self.count.float() if self.count else None
         return Calibration(*(known if known is None else known.cpu() for known in (inputs, rows, self.mixed())))
 
@@ -218,7 +218,7 @@ def _even(square: Tensor) -> Tensor | None:
     return square / mean if mean > 0.0 else None
 
 
-def _floored(squares: Tensor, seen: Tensor) -> Tensor:
+def floored(squares: Tensor, seen: Tensor) -> Tensor:
     """Smooth sums of squares by row as if each row had been seen in one batch more (Laplace's rule); keep their total.
 
     Tokens that the text lacks are used by others, and their rows must not count as free.

@@ -59,7 +59,7 @@ def section_of(name: str, streams: Iterable[bytes]) -> Section:
 
 
 class Candidates:
-    """Makes candidates; work shared with the one before is not done again."""
+    """Makes candidates. A weight with the same quantizer as in the last one is neither quantized nor coded again."""
 
     def __init__(
         self,

@@ -20,20 +20,18 @@ A file from a stranger is refused or read within limits; nothing in it is execut
 forgery.
 """
 
-import errno
 import hashlib
 import os
-import stat
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from caddie.config import variants
 from caddie.errors import UserError
-from caddie.files import reason, write_file
+from caddie.files import reason, regular_bytes, write_file
 from caddie.pack.codecs import Brotli, Codec, Stored
 
 MAGIC = b"caddie"
@@ -116,15 +114,12 @@ def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> None:
     write_file(Path(path), blob)
 
 
-def read(path: str | os.PathLike[str], raw_bytes: int = RAW_BYTES) -> Contents:
-    """Return the contents of the file at `path`, `raw_bytes` at most; `UserError` says what is wrong with it."""
+def read(path: str | os.PathLike[str], most: Callable[[int], int] = lambda size: RAW_BYTES) -> Contents:
+    """Return the contents of the file at `path`, at most `most(size)` bytes; `UserError` says what is wrong with it."""
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            folder = " but a folder" if stat.S_ISDIR(status.st_mode) else ""
-            raise OSError(errno.EINVAL, f"it is not a regular file{folder}")
-        _check_limit("file", status.st_size, FILE_BYTES)
-        return unpack(Path(path).read_bytes(), raw_bytes)
+        size = os.stat(path).st_size
+        _check_limit("file", size, FILE_BYTES)
+        return unpack(regular_bytes(Path(path)), min(RAW_BYTES, most(size)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 from caddie.config.schedules import TrainProgress
 from caddie.model import GPT
 from caddie.model.parameters import assign, declarations
-from caddie.pack.calibrate import as_matrix
+from caddie.pack.calibrate import as_matrix, floored
 from caddie.pack.candidates import Candidate, Candidates, StoredWeight
 from caddie.pack.compress import Dequantizers, Pack
 from caddie.pack.container import Section
@@ -158,7 +158,7 @@ class Forecaster:
             way = f"{'pack.fit=FillCap' if stepped else finer}, or {way}"
         over = found.file_bytes - cap
         size = f"{'over the cap by ' if over > 0 else ''}about {abs(over):,} bytes"
-        size += "" if over > 0 else " under the cap, perhaps over it"
+        size += "" if over > 0 else " under the cap, and may exceed it"
         return [event, {"event": "note", "text": f"the artifact would be {size}; set {way}"}]
 
     @torch.no_grad()
@@ -192,9 +192,7 @@ class Forecaster:
             return torch.full((height,), mean), torch.ones(width)
         rows, columns, reached = (tensor.cpu() for tensor in self.squares[name])
         total = rows.sum().clamp_min(1e-30)
-        # A row that no token of the sample needed is not free; as in calibrating.
-        floored = rows + total / (reached * self._gradients).clamp_min(1.0)
-        return floored * (total / floored.sum()) / width, columns * (width / total)
+        return floored(rows, reached * self._gradients) / width, columns * (width / total)
 
 
 class _Estimates(Candidates):

@@ -374,10 +374,10 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     path.write_bytes(b"nothing of the kind")
     assert cannot_read(path) == f"{path}: this is not a caddie file; name an artifact, as RUN/artifact.caddie"
 
-    def fail(self):
+    def fail(path):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(container, "regular_bytes", fail)
     assert cannot_read(path) == f"cannot read {path}: Permission denied; name an artifact, as RUN/artifact.caddie"
     monkeypatch.setattr(container, "FILE_BYTES", 10)
     assert cannot_read(path) == f"{path}: the file is 19 bytes long, over the limit of 10"

@@ -52,4 +52,4 @@ def checked(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def damaged(dtype: np.dtype[Any], shape: Shape) -> UserError:
     """Return the error for a stream that does not hold such an array."""
     size = " x ".join(map(str, shape)) or "one"
-    return UserError(f"the bytes are not one whole array of {size} {dtype.name}; take the file from its source again")
+    return UserError(f"the bytes are not one whole array of {size} {dtype.name}; copy or download the file again")

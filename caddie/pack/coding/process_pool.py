@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +25,7 @@ from caddie.config import coerce
 from caddie.errors import UserError
 from caddie.pack.coding.array_codec import Array, ArrayCodec, Shape
 from caddie.pack.coding.smallest import decode
+from caddie.runtime.child_process import child_environment
 
 Result = TypeVar("Result")
 
@@ -34,7 +33,7 @@ _WORTH = 1 << 21
 """Elements that other processes must save this one for them to be worth starting: about half a second of coding."""
 _TRIED = 1 << 18  # most elements that trials of settings on a sample of an array read, eight trials together
 _LAYOUTS = 3  # layouts tried on the whole array
-_LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from caddie.pack.coding import process_pool as p; p.serve()"
+_LAUNCHER = "from caddie.pack.coding import process_pool; process_pool.serve()"
 
 
 class EncodeJob(NamedTuple):
@@ -135,8 +134,8 @@ class ProcessPool:
         if total - max([*elements, total // self.processes]) < _WORTH:
             return
         null = subprocess.DEVNULL
-        command = [sys.executable, "-P", "-c", _LAUNCHER, str(Path(__file__).absolute().parents[3])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", _LAUNCHER]
+        environment = {**child_environment(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with suppress(OSError):
             for _ in range(self.processes):
                 connection, far_end = Pipe()

@@ -44,4 +44,4 @@ def decode(data: bytes, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
         return read(data, dtype, shape)
     if kind in STREAMS:
         return unpack(data, dtype, shape)
-    raise UserError("the bytes are no coded array that this version knows; take the file from its source again")
+    raise UserError("the bytes are no coded array that this version knows; copy or download the file again")

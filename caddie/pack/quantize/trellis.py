@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from caddie.config import NonNegative, Positive
 from caddie.pack.quantize.quantizer import Arrays, Layout, Quantizer, rows_shape
 from caddie.pack.quantize.waterfilling import RoundColumn, WaterfillingSteps, nearest
 
@@ -91,10 +90,6 @@ class Trellis(WaterfillingSteps, Quantizer):
     integers.
     """
 
-    step: Positive = 5e-4
-    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
-    damping: NonNegative = 0.02
-    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
     states: Literal[4, 8, 16, 32, 64] = 32
     """Number of states. More gain a little and quantize more slowly; reading takes the same time."""
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -25,12 +26,14 @@ RoundColumn = Callable[[int, Tensor], Tensor]
 """Maps a column's number and its values in steps, (rows,), to the points that are stored for them, in steps."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class WaterfillingSteps:
     """Mixin for a quantizer with the steps of `Waterfilling`."""
 
-    step: float
-    damping: float
-    but: Callable[..., Self]
+    step: Positive = 5e-4
+    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
+    damping: NonNegative = 0.02
+    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
     calibrated: ClassVar[bool] = True
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
@@ -79,7 +82,7 @@ class WaterfillingSteps:
 
     def coarser(self, factor: float) -> Self:
         """Return the same with `factor` times the step."""
-        return self.but(step=self.step * factor)
+        return replace(self, step=self.step * factor)
 
     def _rounding(self, weights: Tensor) -> RoundColumn:
         """Return the rounding of columns of `weights` (rows, columns), which are in steps: to the nearest integers."""
@@ -124,11 +127,6 @@ class Waterfilling(WaterfillingSteps, Quantizer):
     WaterSIC (arXiv 2603.04956), which has D alone. So one number decides how many bytes all matrices take together,
     and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
     """
-
-    step: Positive = 5e-4
-    """Square root of twice the cost, in nats per token, of an error of one step. `pack.fit` chooses it."""
-    damping: NonNegative = 0.02
-    """Added to the diagonal of C, in units of its mean, because C is measured on a sample."""
 
     @property
     def dequantizer(self) -> Quantizer:

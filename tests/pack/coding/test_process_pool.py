@@ -200,16 +200,16 @@ def test_where_no_process_can_be_started_one_does_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_process_finds_the_package_where_this_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = []
+    environments = []
 
     def refuse(command: list[str], **options: Any) -> None:
-        commands.append(command)
+        environments.append(options["env"])
         raise OSError
 
     monkeypatch.setattr("subprocess.Popen", refuse)
     with ProcessPool(2) as pool:
         assert pool.encode(Smallest(), JOBS) == STREAMS
-    folder = Path(commands[0][-1])
+    folder = Path(environments[0]["PYTHONPATH"].split(os.pathsep)[-1])
     assert folder / "caddie" / "pack" / "coding" / "process_pool.py" == Path(process_pool.__file__)
 
 
