@@ -131,13 +131,13 @@ def unfinished(path: Path) -> Path:
 def _abandoned(left: Path, process: str) -> bool:
     """True if its process has ended or, where that cannot be told from here, if it was not written to for long."""
     numbers, _, life = process.rpartition(".")
-    if numbers == _numbers():
+    if numbers == _pid_namespace():
         return process != process_name(int(life.partition("-")[0]))
     return time.time() - max(one.stat().st_mtime for one in (left, *left.rglob("*"))) > _ABANDONED_SECONDS
 
 
 def process_name(number: int) -> str:
-    """Name a process, as no other is, whatever the clock says: the system that numbered it, its number and its start.
+    """Return a name that no other process ever has, whatever the clock says: PID namespace, number and start.
 
     The start is 0 for a process that has ended.
     """
@@ -147,12 +147,12 @@ def process_name(number: int) -> str:
         start = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         start = round(psutil.Process(number).create_time()) if psutil.pid_exists(number) else 0
-    return f"{_numbers()}.{number}-{start}"
+    return f"{_pid_namespace()}.{number}-{start}"
 
 
 @cache
-def _numbers() -> str:
-    """Name what numbers this process: a boot of a system and a namespace in it, or a machine that tells neither.
+def _pid_namespace() -> str:
+    """Return the PID namespace of this process (boot and inode), or the host's name where the system tells neither.
 
     Containers may share a name and a disk, but not the numbers of their processes.
     """

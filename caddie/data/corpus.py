@@ -125,9 +125,9 @@ class Corpus:
         tokens = self.validation_tokens() if split.shards else np.empty(0, np.uint16)
         least = min(len(tokens), split.source_bytes, split.normalized_bytes, split.table_bytes)
         if least < 1 or len(tokens) != split.tokens:
-            raise UserError(f"the manifest of {self.folder} does not count its validation text; prepare the data again")
+            raise UserError(f"{self.folder}: the manifest miscounts the held-out text; prepare the data again")
         if int(tokens.max()) >= tokenizer.vocabulary:
-            raise UserError(f"{self.folder} holds out ids over {tokenizer.vocabulary - 1:,}; prepare the data again")
+            raise UserError(f"{self.folder} has held-out ids above {tokenizer.vocabulary - 1:,}; prepare it again")
         decoded_bytes = int(tokenizer.byte_lengths(tokens)[1:].sum())  # the first is context only
         counts = dict.fromkeys(("source_bytes", "normalized_bytes"), decoded_bytes)
         counts["table_bytes"] = tokenizer.table_bytes(tokens)
@@ -201,8 +201,8 @@ class Corpus:
         empty = [number for number, piece in enumerate(tokenizer.token_bytes) if not piece and number != bos]
         if empty and (unknown := int(np.isin(self.validation_tokens(), empty).sum())):
             raise UserError(
-                f"{unknown:,} held-out tokens stand for text that they do not spell, so its score would be that of "
-                "another text; take a tokenizer with an id for each byte"
+                f"{unknown:,} held-out tokens are unknown-token ids, which decode to nothing, so its score would be "
+                "that of another text; take a tokenizer with an id for each byte"
             )
         if byte_ids(tokenizer.token_bytes) is not None:
             return

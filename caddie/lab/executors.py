@@ -119,10 +119,9 @@ def start(
     It ends when the process that started it does; in a session of its own, Ctrl-C reaches it only through that one.
     """
     environment = {**child_environment(), "OMP_NUM_THREADS": str(max(1, threads // max(1, gpus))), **variables}
-    command = [sys.executable, "-m", "caddie", "trial", str(job), "--with-parent"]
     with (job.parent / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
-            [*command, *(["--gpus", str(gpus)] if gpus > 1 else [])],
+            [*command(job, gpus), "--with-parent"],
             cwd=folder,
             env=environment,
             stdin=subprocess.PIPE,
@@ -162,6 +161,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     if process.stdin:
         process.stdin.close()
+
+
+def command(job: Path, gpus: int = 0) -> list[str]:
+    """Return the command line that runs a job, here or on another machine."""
+    return [sys.executable, "-m", "caddie", "trial", str(job), *(["--gpus", str(gpus)] if gpus > 1 else [])]
 
 
 def end_with_parent() -> None:

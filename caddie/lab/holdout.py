@@ -40,7 +40,7 @@ def score_holdout(
     planned = plan(study, data, runs, progress, results=results)
     if left := sum(not run.over for run in planned):
         what = f"{left} of {len(planned)} runs of {study.name} are left to do"
-        raise UserError(f"{what}; the holdout comes after the last")
+        raise UserError(f"{what}; score the holdout when all are finished")
     corpora = {one: _unseen(one, text, progress) for one in {run.corpus for run in planned}}
     kept = {file_sha256(path): path for path in (results / ARTIFACTS).glob("*.caddie")}
     chosen = [place for place, run in enumerate(planned) if run.row is not None or finished(run.folder)]

@@ -157,7 +157,7 @@ def keep_earlier(folder: Path, keys: Collection[str], progress: Progress) -> Non
     new = [row for row in _finished(folder / RESULTS) if row.get("key") not in keys and row not in kept]
     if new:
         _write(folder / EARLIER, [*kept, *new])
-        progress.note(f"{count(len(new), 'finished run')} not of this study any more; kept in {folder / EARLIER}")
+        progress.note(f"{count(len(new), 'finished run')} no longer in this study; kept in {folder / EARLIER}")
 
 
 def _finished(path: Path) -> list[Row]:

@@ -22,6 +22,6 @@ def alone(lock: Path, otherwise: str) -> Iterator[None]:
 
 def driving(runs: Path) -> AbstractContextManager[None]:
     """Hold the lock of the one process that does the runs in a study's folder; `UserError` if another has it."""
-    otherwise = f"a study named {runs.name} is being run by another process, whatever its --out; wait for it, "
-    otherwise += "stop it, or run this one in another working directory or under a name of its own"
+    otherwise = f"another process is running a study named {runs.name}; wait for it, stop it, or run this one in "
+    otherwise += "another working directory or under another name (another --out is not enough)"
     return alone(runs / ".lock", otherwise)

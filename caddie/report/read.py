@@ -159,7 +159,7 @@ def training_notes(result: Mapping[str, Any]) -> list[str]:
     notes = [busy] if (busy := busy_machine(result)) else []
     if earlier := pick(result, "training", "earlier_budgets"):
         notes.append(
-            f"It was begun with {' and then '.join(map(str, earlier))}, so the same command gives another run."
+            f"It began with {' and then '.join(map(str, earlier))}, so the same command alone does not repeat it."
         )
     return notes
 

@@ -226,8 +226,7 @@ def _lost(changed_documents: int | None) -> list[str]:
     """Return a note if the tokenizer does not round-trip."""
     if not changed_documents:
         return []
-    documents = "a document" if changed_documents == 1 else f"{changed_documents:,} documents"
-    return [f"Its tokenizer is lossy: of {documents} it charges for other text than it counts."]
+    return [f"Lossy tokenizer: it changes {count(changed_documents, 'document')}."]
 
 
 def _scores(result: Mapping[str, Any]) -> list[str]:

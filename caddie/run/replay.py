@@ -120,7 +120,7 @@ def compare(first: FinishedRun, second: FinishedRun) -> dict[str, Any]:
     elif earlier := pick(first.result, "training", "earlier_budgets"):
         promise = f"the run was begun with {' and then '.join(map(str, earlier))}"
     elif causes:
-        promise = f"these are others than the run's: {', '.join(cause['what'] for cause in causes)}"
+        promise = f"the replay differs from the run in: {', '.join(cause['what'] for cause in causes)}"
     else:
         promise = None
     loss, difference = _compare_losses(first.folder / LOG, second.folder / LOG), scores["replay"] - scores["run"]

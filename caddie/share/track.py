@@ -226,7 +226,7 @@ def _watch(
         why = (status < 0 and why_it_died(status)) or lines[-1].removeprefix("caddie: ")
         why = f"took more than {PATIENCE_SECONDS:.0f} s to end" if late.is_set() else why
         again = shlex.join(["caddie", "track", str(folder), "--to", kind])
-        progress.note(f"{kind}: {why}; what the run wrote is whole, and `{again}` sends it again")
+        progress.note(f"{kind}: {why}; the run's own files are complete, and `{again}` sends it again")
 
 
 @contextmanager

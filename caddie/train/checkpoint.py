@@ -59,7 +59,7 @@ def position_in(path: Path, metadata: Mapping[str, str]) -> tuple[int, int, floa
     except (KeyError, ValueError):
         step = position = -1
     if not (0 <= step < 1 << 62 and 0 <= position < 1 << 62 and 0 <= seconds < math.inf):
-        raise UserError(f"{path} is not a readable checkpoint (it does not say where it was); remove it to start anew")
+        raise UserError(f"{path} is not a readable checkpoint (no step or position); remove it to start anew")
     return step, position, seconds, loss
 
 
@@ -97,7 +97,7 @@ def load_weights(path: Path, identity: Mapping[str, str]) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read ({error}); train again with: caddie train") from None
     if found != identity:
-        raise UserError(f"{path} are not those of this model and text; train again with: caddie train")
+        raise UserError(f"{path} holds the weights of another model or text; train again with: caddie train")
     return weights
 
 

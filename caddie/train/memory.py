@@ -37,7 +37,7 @@ _REAL_FLOPS = 2e11
 _LIBRARIES = 64 << 20
 """Code that PyTorch loads for its first step, and memory that its kernels keep."""
 _HOLES = 0.65
-"""Holes that a step leaves in the heap of a CPU, over its blocks there.
+"""Fragmentation of the heap by a step on a CPU: bytes lost for each byte of its blocks there.
 
 PyTorch asks for aligned blocks, for which glibc needs a little more than the block: the place of one that was freed is
 too small for the next of its size. Larger blocks are mapped one by one and leave none (`docs/log.md`).
@@ -101,7 +101,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default:
-            return arguments[0].dtype == torch.bool or 1  # as of a step that is well: finite, with equal gradients
+            return arguments[0].dtype == torch.bool or 1  # as if the loss were finite and the gradients equal
         result = function(*arguments, **(named or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._seen:

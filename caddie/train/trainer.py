@@ -108,7 +108,7 @@ class Trainer:
             table = np.arange(gpt.vocabulary) // 2 if prefixes is None else prefixes
             self.prefixes = torch.tensor(table, device=ranks.device)
         self.documents = 0
-        """Documents in a micro-batch for which attention has room, where it asks for their number; more make more."""
+        """Documents that attention within documents has room for; a micro-batch with more makes more room."""
         self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
         """Called once after the next micro-batch with the parameters, which hold the gradients of its tokens alone, and
         the factor that makes their squares the Fisher information per token."""

@@ -68,7 +68,7 @@ class _WarmUp:
         executions = self.executions()
         self.planned = steps * len(self.points) + _tries(executions)
         if untrained := trainer.parameters.keys() - trainer.trained.keys():
-            self.progress.note(f"{_some(untrained)} stay as they start: the recipe leaves them untrained")
+            self.progress.note(f"not trained, as the recipe says: {_some(untrained)}")
         saved = {name: tensor.clone() for name, tensor in trainer.state().items()}
         if trainer.compiled:
             allow_graphs(4 * len(self.points))

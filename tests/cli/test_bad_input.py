@@ -496,9 +496,9 @@ CORPORA = [
     Case("manifest missing", lambda b: b.run(data=b.corpus("manifest.json", None)), "corpus without its manifest.json"),
     Case("manifest broken", lambda b: b.run(data=b.corpus("manifest.json", half)), "corpus/manifest.json: not JSON"),
     Case("manifest version", lambda b: b.run(data=b.manifest(put(9, "version"))), "manifest version 9"),
-    Case("no bytes", lambda b: b.score(b.manifest(put(0, "validation", "source_bytes"))), "does not count its"),
-    Case("miscounted", lambda b: b.score(b.manifest(put(9, "validation", "tokens"))), "does not count its"),
-    Case("no validation", lambda b: b.score(b.manifest(put([], "validation", "shards"))), "does not count its"),
+    Case("no bytes", lambda b: b.score(b.manifest(put(0, "validation", "source_bytes"))), "the manifest miscounts"),
+    Case("miscounted", lambda b: b.score(b.manifest(put(9, "validation", "tokens"))), "the manifest miscounts"),
+    Case("no validation", lambda b: b.score(b.manifest(put([], "validation", "shards"))), "the manifest miscounts"),
     Case("no training", lambda b: b.run(data=b.manifest(put([], "train", "shards"))), "for validation only"),
     Case("hashes missing", lambda b: b.run(data=b.corpus("documents.npz", None)), "manifest.json or documents.npz"),
     Case(
@@ -590,8 +590,14 @@ RUNS = [
     ),
     Case("weights missing", lambda b: ["pack", b.folder("weights.safetensors", None)], "train again with: caddie"),
     Case("weights cut", lambda b: ["pack", b.folder("weights.safetensors", half)], "safetensors cannot be read"),
-    Case("weights too few", lambda b: b.recipe(put(3, "recipe", "model", "depth")), "not those of this model"),
-    Case("weights too narrow", lambda b: b.recipe(put(32, "recipe", "model", "width")), "not those of this model"),
+    Case(
+        "weights too few", lambda b: b.recipe(put(3, "recipe", "model", "depth")), "holds the weights of another model"
+    ),
+    Case(
+        "weights too narrow",
+        lambda b: b.recipe(put(32, "recipe", "model", "width")),
+        "holds the weights of another model",
+    ),
     Case(
         "not of compress",
         lambda b: ["pack", b.folder("none", None), "model.depth=3"],

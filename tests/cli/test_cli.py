@@ -575,7 +575,7 @@ def test_verify_fails_a_file_that_the_result_beside_it_is_not_of(tiny_run: Any, 
 
 
 @pytest.mark.parametrize(("chunk", "learned"), [(32_768, False), pytest.param(512, True, marks=pytest.mark.long)])
-def test_a_text_shorter_than_a_chunk_says_that_nothing_was_learned(
+def test_a_text_shorter_than_a_chunk_says_that_nothing_is_learned(
     chunk: int, learned: bool, tiny_run: Any, caddie: Call
 ) -> None:
     ttt = (f"score.ttt=ChunkSGD(chunk_tokens={chunk})", "score.ttt.sgd.epochs=1")
@@ -583,8 +583,8 @@ def test_a_text_shorter_than_a_chunk_says_that_nothing_was_learned(
     gained = abs(facts["adaptive"]["bits_per_byte"] - facts["sliding"]["bits_per_byte"])
     assert (gained > 1e-4) == learned
     tokens = facts["adaptive"]["tokens"]
-    said = f"Nothing was learned on the way: the {tokens:,} predictions are no more than a chunk's 32,768"
-    found = [note for note in facts["notes"] if note.startswith("Nothing was learned")]
+    said = f"Test-time training makes no update: the text has {tokens:,} predictions, a chunk 32,768"
+    found = [note for note in facts["notes"] if note.startswith("Test-time training makes")]
     assert found == ([] if learned else [f"{said}; set score.ttt.chunk_tokens below {tokens:,}."])
 
 

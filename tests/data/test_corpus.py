@@ -96,7 +96,7 @@ def test_what_the_manifest_says_of_its_files_is_counted(tmp_path: Path) -> None:
     [{"source_bytes": 0}, {"normalized_bytes": 0}, {"table_bytes": 0}, {"tokens": 13}, {"tokens": 1, "shards": ()}],
 )
 def test_a_manifest_that_counts_nothing_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="does not count its validation text; prepare the data again"):
+    with pytest.raises(UserError, match="the manifest miscounts the held-out text; prepare the data again"):
         changed(of_stream(tmp_path), **fields).count_again()
 
 
@@ -109,7 +109,7 @@ def test_other_documents_than_the_manifest_s_are_refused(tmp_path: Path, fields:
 
 
 def test_ids_over_those_of_the_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{tmp_path} holds out ids over 256; prepare the data again"):
+    with pytest.raises(UserError, match=f"{tmp_path} has held-out ids above 256; prepare it again"):
         of_stream(tmp_path, np.array([BOS, 257], np.uint16)).count_again()
 
 
@@ -128,7 +128,7 @@ def test_held_out_tokens_that_spell_nothing_are_refused(tmp_path: Path, monkeypa
     found = of_documents(tmp_path, b"ab", b"a")
     pieces = (*(bytes([byte]) for byte in range(ord("b"))), b"")
     monkeypatch.setattr(Corpus, "tokenizer", lambda self: SimpleNamespace(token_bytes=pieces))
-    with pytest.raises(UserError, match="1 held-out tokens stand for text that they do not spell"):
+    with pytest.raises(UserError, match="1 held-out tokens are unknown-token ids, which decode to nothing"):
         found.check_spelled()
 
 

@@ -223,7 +223,7 @@ def test_a_text_that_no_tokens_spell_is_not_scored(folder: Path, tmp_path: Path)
     text = tmp_path / "text.jsonl"
     said = (f"The cat sat on the mat, {number} times: 数学 naïve." for number in range(200))
     text.write_text("".join(json.dumps({"text": one}) + "\n" for one in said))
-    told = {"llama": None, "gpt2": None, "unigram": "held-out tokens stand for text that they do not spell"}
+    told = {"llama": None, "gpt2": None, "unigram": "held-out tokens are unknown-token ids, which decode to nothing"}
     for name, message in told.items():
         data = (folder / f"{name}.json").read_bytes()
         size = HuggingFaceTokenizer(data).vocabulary
@@ -294,8 +294,8 @@ def test_another_pattern_can_be_named(folder: Path) -> None:
         ("tiktoken", b"", "not a file of ranks"),
         ("tiktoken", b'{"pattern": "."}\nYQ== x', "not a file of ranks"),
         ("tiktoken", b'{"pattern": "."}\nYQ== 1', "these ranks lack a byte"),
-        ("tiktoken", b'{"pattern": "."}\nYWE= -999\n' + ranks(), "these ranks are below 0"),
-        ("tiktoken", b'{"pattern": "."}\nYWE= 97\n' + ranks(), "or two tokens have one"),
+        ("tiktoken", b'{"pattern": "."}\nYWE= -999\n' + ranks(), "a rank is below 0"),
+        ("tiktoken", b'{"pattern": "."}\nYWE= 97\n' + ranks(), "or two tokens share one"),
         ("tiktoken", b'{"pattern": "("}\n' + ranks(), "tiktoken does not take these ranks or this pattern"),
         ("tiktoken", b'{"pattern": "."}\nYWFhYQ== 70000\n' + ranks(), "65,536 ids; these ranks and BOS are 70,002"),
     ],

@@ -804,7 +804,7 @@ def test_a_manifest_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 def test_held_out_text_without_shards_is_refused(made: Corpus) -> None:
     without = replace(made.manifest, validation=replace(made.manifest.validation, shards=()))
-    with pytest.raises(UserError, match="does not count its validation text"):
+    with pytest.raises(UserError, match="the manifest miscounts the held-out text"):
         Corpus(made.folder, without).count_again()
 
 

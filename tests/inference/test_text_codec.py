@@ -243,7 +243,7 @@ def test_damage_is_noticed(small: Artifact) -> None:
 )
 def test_what_follows_a_text_is_noticed(small: Artifact, more: bytes) -> None:
     packed = compress(small, [TEXT[:200]], scoring=SCORINGS["plain"])
-    with pytest.raises(UserError, match="goes on after its text; take it from where it came"):
+    with pytest.raises(UserError, match="bytes follow the end of the text; copy or download"):
         decompress(small, packed + more)
 
 

@@ -92,7 +92,10 @@ def test_a_study_whose_lock_is_held_is_not_begun_and_keeps_its_state(state: Stud
     """A driver that still prepares the text, or runs on another machine, is not in the state."""
     if state:
         state.write(tmp_path / "runs" / "rates")
-    with driving(tmp_path / "runs" / "rates"), pytest.raises(UserError, match="rates is being run by another process"):
+    with (
+        driving(tmp_path / "runs" / "rates"),
+        pytest.raises(UserError, match="another process is running a study named rates"),
+    ):
         begin("rates", tmp_path / "runs", tmp_path / "results", ["recipes"], 3)
     assert read_state(tmp_path / "runs" / "rates") == state
 

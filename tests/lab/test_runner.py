@@ -341,7 +341,7 @@ def test_rows_that_an_edited_study_has_no_more_are_kept(text: str, folders: dict
     progress = RecordedProgress()
     with pytest.raises(KeyboardInterrupt):
         run_jobs(other, text, executor=Pretended(stop_after=1), progress=progress, **folders)
-    assert any("5 finished runs not of this study any more" in note for note in progress.notes)
+    assert any("5 finished runs no longer in this study" in note for note in progress.notes)
     run_jobs(other, text, executor=Pretended(), **folders)
     shown = read_rows(folders["results"] / RESULTS)
     assert [(row["label"], row["seed"]) for row in shown] == [("base", 1), ("low rate", 1)], "all that reports count"
@@ -521,7 +521,9 @@ def test_the_state_of_a_study_stands_beside_its_runs(text: str, folders: dict[st
 def test_two_drivers_of_one_study(text: str, folders: dict[str, Path]) -> None:
     (folders["runs"] / "tiny").mkdir(parents=True)
     with FileLock(folders["runs"] / "tiny" / ".lock"):
-        with pytest.raises(UserError, match=r"is being run by another process.* or run this one in another working"):
+        with pytest.raises(
+            UserError, match=r"another process is running a study named tiny; .* or run this one in another working"
+        ):
             run_jobs(study(), text, executor=Pretended(), **folders)
 
 

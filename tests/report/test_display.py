@@ -91,10 +91,10 @@ def test_result_table_without_what_is_optional() -> None:
 def test_tables_say_that_a_tokenizer_is_lossy() -> None:
     result = make_result()
     assert "lossy" not in result_table(result)
-    for count, words in ((1, "a document"), (1_038, "1,038 documents")):
+    for count, words in ((1, "1 document"), (1_038, "1,038 documents")):
         result["corpus"]["changed_documents"] = count
         told = " ".join(result_table(result).splitlines()[1:3])
-        assert told.strip() == f"Its tokenizer is lossy: of {words} it charges for other text than it counts."
+        assert told.strip() == f"Lossy tokenizer: it changes {words}."
 
 
 class Full(io.StringIO):
@@ -146,7 +146,7 @@ def test_a_busy_machine_is_told() -> None:
 def test_an_earlier_budget_is_told() -> None:
     result = make_result()
     result["training"]["earlier_budgets"] = ["train.steps=1", "train.steps=9"]
-    assert "begun with train.steps=1 and then train.steps=9, so" in " ".join(result_table(result).split())
+    assert "began with train.steps=1 and then train.steps=9, so" in " ".join(result_table(result).split())
 
 
 def test_quick_and_slow_steps() -> None:

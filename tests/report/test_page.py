@@ -214,7 +214,7 @@ def test_a_result_from_before_the_policies_is_read(tmp_path: Path) -> None:
 
 def test_what_bytes_buy_is_said(tmp_path: Path) -> None:
     text = read(tmp_path).text
-    assert "Drafts that the fit tried" in text
+    assert "Candidates that the fit tried" in text
     assert "This artifact" in text
     assert "The cap" not in text, "16,000,000 bytes are far outside the picture"
     said = "100,000 bytes more would lower the predicted loss by 0.00082 bits per byte; "
@@ -253,7 +253,7 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
     said = "The machine was busy: training got 56% of its threads' time, and most steps took 0.1 to 2 s."
     assert said in read(tmp_path, busy).text
     busy["training"]["earlier_budgets"] = ["train.steps=1"]
-    told = "It was begun with train.steps=1, so the same command gives another run."
+    told = "It began with train.steps=1, so the same command alone does not repeat it."
     assert {said, told} <= {*read(tmp_path, busy).text}
 
 

@@ -124,10 +124,10 @@ def test_a_score_within_rounding_is_the_same(copy: Path, caddie: Call, tmp_path:
     [
         ("recipe.json", put(60.0, "recipe", "train", "seconds"), "a budget of 60 seconds ends where the clock does"),
         ("result.json", put("NVIDIA H100", "device"), "a GPU adds in no fixed order"),
-        ("result.json", put("1.0", "versions", "torch"), "these are others than the run's: torch"),
-        ("result.json", put("0" * 64, "source", "program_sha256"), "these are others than the run's: program"),
+        ("result.json", put("1.0", "versions", "torch"), "the replay differs from the run in: torch"),
+        ("result.json", put("0" * 64, "source", "program_sha256"), "the replay differs from the run in: program"),
         ("result.json", put(["train.steps=1"], "training", "earlier_budgets"), "the run was begun with train.steps=1"),
-        ("result.json", put(None, "processor"), "these are others than the run's: processor"),
+        ("result.json", put(None, "processor"), "the replay differs from the run in: processor"),
     ],
 )
 def test_what_differs_without_a_promise_is_no_failure(

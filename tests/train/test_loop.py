@@ -414,7 +414,7 @@ def test_caps_that_the_recipe_leaves_untrained_are_named_and_stay(tmp_path: Path
     untrained, trained = (TINY.but({"head.learned_caps": word}) for word in ("untrained", "trained"))
     found = train(untrained, steps, DATA, seed=7, folder=made(tmp_path / "a"), progress=Recorder(notes.append))
     assert found.last["head.caps"].tolist() == [30.0, 30.0]
-    assert any("head.caps (1 in all) stay as they start" in event.get("text", "") for event in notes)
+    assert any("not trained, as the recipe says: head.caps (1 in all)" in event.get("text", "") for event in notes)
     found = train(trained, steps, DATA, seed=7, folder=made(tmp_path / "b"))
     assert all(cap != 30.0 for cap in found.last["head.caps"].tolist())
 

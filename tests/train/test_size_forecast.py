@@ -256,7 +256,7 @@ def test_a_run_says_what_its_file_would_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantizer", "fit", "share", "said"),
     [
-        (STEPPED, None, 1.001, "about 20 bytes under the cap, perhaps over it; set pack.fit=FillCap, or a"),
+        (STEPPED, None, 1.001, "about 20 bytes under the cap, and may exceed it; set pack.fit=FillCap, or a"),
         (STEPPED, None, 0.9, "the artifact would be over the cap by about 2,0"),
         (
             Rows(),

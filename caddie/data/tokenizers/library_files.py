@@ -157,7 +157,7 @@ class TiktokenTokenizer(TextTokenizer):
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
         self._ranks, self.bos = ranks, max(ranks.values(), default=0) + 1
         if min(ranks.values(), default=-1) < 0 or len(set(ranks.values())) < len(ranks):
-            raise UserError("these ranks are below 0, or two tokens have one; take the whole file")
+            raise UserError("a rank is below 0, or two tokens share one; take the whole file")
         self._set_pieces({rank: token for token, rank in ranks.items()} | {self.bos: b""}, "these ranks and BOS are")
         if self._byte_ids is None:
             raise UserError("these ranks lack a byte; take the whole file")
