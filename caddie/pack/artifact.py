@@ -123,9 +123,9 @@ def load(
     check_kind(path, (str, Path), "the path", "name the file of an artifact")
     begin, path = time.perf_counter(), Path(path)
     try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise UserError(f"the device cannot be {device!r:.80}; write cpu, cuda or cuda:1") from None
+        device = torch.empty(0, device=device).device  # of a misspelt one, and of one that this machine lacks
+    except (AssertionError, RuntimeError, TypeError):
+        raise UserError(f"the device cannot be {device!r:.80}; write cpu, or cuda on a machine with a GPU") from None
     if device.type == "cpu":
         keep_freed_memory()
     contents = _read(path)

@@ -507,6 +507,9 @@ def test_a_study_says_what_it_will_do_and_how_to_go_on(caddie: Call, monkeypatch
     first, last = ended.err.splitlines()
     assert first == "6 runs: 3 recipes, 2 seeds each; after the first run the time left is known"
     assert last.startswith("caddie: stopped; go on with: caddie ")
+    monkeypatch.setattr("caddie.cli.study.typed_command", lambda: ".venv/bin/caddie sweep tiny")
+    typed = caddie("sweep", "tiny", "model.depth=2,3").err.splitlines()[-1]
+    assert typed == "caddie: stopped; go on with: .venv/bin/caddie sweep tiny"
     timed = caddie("sweep", "tiny", "model.depth=2,3", "--seeds", 2, "--seconds", 30).err
     assert "2 seeds each; training takes up to 3.0 min, after" in timed
 

@@ -268,6 +268,8 @@ def test_a_misspelt_name_is_a_mistake_with_a_suggestion(caddie: Call) -> None:
         ("haedgate", "HeadGate"),
         ("pack.cap_byte", "pack.cap_bytes"),
         ("model.blok.mlp", "model.block.mlp"),
+        ("softcap_formm", "softcap_form"),
+        ("model.head.softcp", "model.head.softcap"),
     ):
         ended = caddie("techniques", wrong)
         assert (ended.status, ended.out) == (2, "")

@@ -544,6 +544,17 @@ def test_terminal_has_one_live_line(terminal: Terminal) -> None:
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
+def test_work_without_a_phase_is_shown_on_a_terminal(terminal: Terminal) -> None:
+    """As that of `caddie study --estimate`; its bar was called training."""
+    with Display(stream=terminal, now=Hands()) as display:
+        display.step({"event": "doing", "text": "timing 12 labels"})
+        display._live.refresh()  # type: ignore[union-attr]
+    shown = terminal.getvalue()
+    assert "timing 12 labels" in shown
+    assert "work" in shown
+    assert "train" not in shown
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_terminal_gets_its_cursor_back(terminal: Terminal, error: type[BaseException]) -> None:
     display = Display(stream=terminal)
