@@ -201,8 +201,8 @@ class Corpus:
         empty = [number for number, piece in enumerate(tokenizer.token_bytes) if not piece and number != bos]
         if empty and (unknown := int(np.isin(self.validation_tokens(), empty).sum())):
             raise UserError(
-                f"{unknown:,} held-out tokens are unknown-token ids, which decode to nothing, so its score would be "
-                "that of another text; take a tokenizer with an id for each byte"
+                f"unknown-token ids are {unknown:,} of the held-out tokens and decode to nothing, so the score would "
+                "be that of another text; take a tokenizer with an id for each byte"
             )
         if byte_ids(tokenizer.token_bytes) is not None:
             return

@@ -27,7 +27,6 @@ T = TypeVar("T")
 
 BOS_SCAN = 1 << 20
 """Tokens that are searched at once for the first document of a shard."""
-_LARGEST = "the largest training shard holds"
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,9 @@ class _Packed(Stream):
         self.first = [_first_document(shard, bos) for shard in shards]
         available = [len(shard) - first for shard, first in zip(shards, self.first, strict=True)]
         self.ends = np.cumsum([count // (group * (tokens + 1)) for count in available])
-        _check_enough(max(available, default=0), group * (tokens + 1) - 1, _LARGEST)
+        _check_enough(
+            max(available, default=0), group * (tokens + 1) - 1, "no shard holds more than {} from a document on"
+        )
 
     def micro_batch(self, index: int) -> Batch:
         span, member = divmod(index, self.group)
@@ -246,7 +247,7 @@ class _Epochs(Stream):
         self.blocks = np.where(sizes > sequence_length, np.maximum(sizes // sequence_length - 1, 1), 0)
         self.phases = np.minimum(sizes - self.blocks * sequence_length, sequence_length)
         self.epoch_rows = int(self.blocks.sum())
-        _check_enough(int(sizes.max()), sequence_length, _LARGEST)
+        _check_enough(int(sizes.max()), sequence_length, "no shard holds more than {}")
         self.order = lru_cache(2)(self._order)
 
     def micro_batch(self, index: int) -> Batch:
@@ -294,10 +295,10 @@ def _row_count(tokens: int, sequence_length: int) -> int:
     return tokens // sequence_length
 
 
-def _check_enough(available: int, tokens: int, where: str = "the training shards hold") -> None:
+def _check_enough(available: int, tokens: int, held: str = "the training shards hold {}") -> None:
     if available <= tokens:
         needed = f"a micro-batch needs {tokens + 1:,}; use more text or a smaller batch"
-        raise UserError(f"{where} {available:,} tokens and {needed}")
+        raise UserError(f"{held.format(f'{available:,} tokens')}, and {needed}")
 
 
 def _first_document(shard: Tokens, bos: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from caddie.config import Config, coerce
 from caddie.config.userfile import UserFile, read_stated, supply, user_files
 from caddie.data.tokenizers import Tokenizer, deserialize
-from caddie.errors import UserError, check_kind
+from caddie.errors import UserError, check_kind, first_line
 from caddie.model import GPT, Model
 from caddie.model.parameters import draw_constants
 from caddie.pack import container
@@ -21,7 +21,7 @@ from caddie.pack.codecs import Brotli
 from caddie.pack.container import Section
 from caddie.pack.decompress import PREFIX, decompress
 from caddie.pack.quantize import Quantizer
-from caddie.runtime.memory import keep_freed_memory
+from caddie.runtime.memory import keep_freed_memory, out_of_memory
 from caddie.score import Scoring, check_windows
 
 PARTS = "parts"
@@ -122,10 +122,7 @@ def load(
     """
     check_kind(path, (str, Path), "the path", "name the file of an artifact")
     begin, path = time.perf_counter(), Path(path)
-    try:
-        device = torch.empty(0, device=device).device  # of a misspelt one, and of one that this machine lacks
-    except (AssertionError, RuntimeError, TypeError):
-        raise UserError(f"the device cannot be {device!r:.80}; write cpu, or cuda on a machine with a GPU") from None
+    device = _device(device)
     if device.type == "cpu":
         keep_freed_memory()
     contents = _read(path)
@@ -173,6 +170,20 @@ def load(
     model = model.to(device)
     seconds = time.perf_counter() - begin
     return Artifact(path, contents.sha256, model, tokenizer, scoring, manifest, ledger, tensor_bytes, seconds, files)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UserError(f"the device cannot be {device!r:.80}; write cpu, cuda or cuda:1") from None
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, ImportError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
+        raise UserError(f"the device {device} cannot be used here ({first_line(error)}); take cpu") from None
+    return device
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -128,7 +128,7 @@ def test_held_out_tokens_that_spell_nothing_are_refused(tmp_path: Path, monkeypa
     found = of_documents(tmp_path, b"ab", b"a")
     pieces = (*(bytes([byte]) for byte in range(ord("b"))), b"")
     monkeypatch.setattr(Corpus, "tokenizer", lambda self: SimpleNamespace(token_bytes=pieces))
-    with pytest.raises(UserError, match="1 held-out tokens are unknown-token ids, which decode to nothing"):
+    with pytest.raises(UserError, match="unknown-token ids are 1 of the held-out tokens and decode to nothing"):
         found.check_spelled()
 
 

@@ -223,7 +223,7 @@ def test_a_text_that_no_tokens_spell_is_not_scored(folder: Path, tmp_path: Path)
     text = tmp_path / "text.jsonl"
     said = (f"The cat sat on the mat, {number} times: 数学 naïve." for number in range(200))
     text.write_text("".join(json.dumps({"text": one}) + "\n" for one in said))
-    told = {"llama": None, "gpt2": None, "unigram": "held-out tokens are unknown-token ids, which decode to nothing"}
+    told = {"llama": None, "gpt2": None, "unigram": "of the held-out tokens and decode to nothing"}
     for name, message in told.items():
         data = (folder / f"{name}.json").read_bytes()
         size = HuggingFaceTokenizer(data).vocabulary

@@ -395,7 +395,7 @@ def test_files_are_found_by_the_classes_of_a_recipe(
     assert [file.path for file in userfile.user_files(recipe)] == [runs / "mine.py"]
     (tmp_path / "mine.py").write_text(MINE + "# another\n")
     other = find(f"{tmp_path}/mine.py:optimizer")
-    with pytest.raises(UserError, match="have one name"):
+    with pytest.raises(UserError, match="have the same name"):
         userfile.user_files(recipe, other)
     gate = type(recipe.model.block.attention.gate)
     monkeypatch.setattr(gate, "__module__", "nowhere")

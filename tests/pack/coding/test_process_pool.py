@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Pipe
@@ -209,8 +210,10 @@ def test_a_process_finds_the_package_where_this_one_did(monkeypatch: pytest.Monk
     monkeypatch.setattr("subprocess.Popen", refuse)
     with ProcessPool(2) as pool:
         assert pool.encode(Smallest(), JOBS) == STREAMS
-    folder = Path(environments[0]["PYTHONPATH"].split(os.pathsep)[-1])
-    assert folder / "caddie" / "pack" / "coding" / "process_pool.py" == Path(process_pool.__file__)
+    folders = [*environments[0]["PYTHONPATH"].split(os.pathsep), sysconfig.get_path("purelib")]
+    files = [Path(folder, "caddie", "pack", "coding", "process_pool.py") for folder in folders]
+    assert Path(process_pool.__file__) in files
+    assert environments[0]["PYTHONSAFEPATH"] == "1"
 
 
 USES = """
