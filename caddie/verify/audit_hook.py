@@ -46,6 +46,7 @@ _FILES = {
     "sqlite3.connect": "opened",
 }
 """Events whose argument is a file or a folder: a path, or the number of an open file."""
+_DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"  # the sandbox has no /dev/fd
 _PROCESSES = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"}
 
 
@@ -72,7 +73,7 @@ class _Watch:
             return f"loaded {named or 'the C library'} through ctypes"  # found on the linker's path, not a file's
         if named == -1 or (event == "import" and named is None):  # memory without a file; a module that is not native
             return None
-        path = os.path.realpath(f"/dev/fd/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
+        path = os.path.realpath(f"{_DESCRIPTORS}/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
         own = any(path == one or path.startswith(one + "/") for one in self.allowed)
         # Python opens a `sys.path` entry that is no folder as an archive; that of an editable install does not exist.
         read = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
