@@ -46,7 +46,7 @@ PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "Hyperban
 LOG_FROM = 10
 """Least factor between the ends of a positive range that is drawn from on a logarithmic scale."""
 ATTEMPTS, REPEATS = 100, 40
-"""Draws for a trial, and proposals in a row that repeat earlier settings, after which the space is exhausted."""
+"""Most draws for a trial, and most repeated proposals in a row, before the space counts as exhausted."""
 _REPEATED = "repeated"
 """Mark of a trial in the journal whose settings had been tried."""
 PARTS = 10

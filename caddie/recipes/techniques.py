@@ -137,7 +137,7 @@ class Socket:
 
     @property
     def all_settings(self) -> list[Setting]:
-        """Its own settings, which all variants have, and those of each."""
+        """Settings of the socket, which all variants have, and those of each variant."""
         return [*self.settings, *(setting for variant in self.variants for setting in variant.settings)]
 
     @property

@@ -200,7 +200,7 @@ class _Estimates(Candidates):
 
     def __init__(self, of: Forecaster, weights: Mapping[str, Tensor], spare_seconds: float) -> None:
         self.renewed = next((group for group, known in of.ratios.items() if known.seconds <= spare_seconds), None)
-        """The group that is looked at again."""
+        """Group of weights whose compression is measured again, if there is time."""
         self.strides = dict.fromkeys(of.shapes, 1)
         for (_, shape), names in of.groups.items():
             if len(shape) > 1 and math.prod(shape) * len(names) > _SAMPLE // 4:

@@ -83,7 +83,7 @@ def percent(probability: float) -> str:
 
 
 def power(found: float, seconds: float, decides: bool) -> tuple[bool | None, str]:
-    """Return None if a search that `decides` would find too few leaks of `GAIN` to do so, else True; and say so."""
+    """Return None if a search that `decides` finds a leak of `GAIN` too rarely, else True; and its power in words."""
     said = f"a leak of {GAIN} bits per byte in this text is found with {percent(found)}"
     if found >= DECIDES or not decides:
         return True, said

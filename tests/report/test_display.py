@@ -545,7 +545,7 @@ def test_terminal_has_one_live_line(terminal: Terminal) -> None:
 
 
 def test_work_without_a_phase_is_shown_on_a_terminal(terminal: Terminal) -> None:
-    """As that of `caddie study --estimate`; its bar was called training."""
+    """Work such as `caddie study --estimate` begins no phase."""
     with Display(stream=terminal, now=Hands()) as display:
         display.step({"event": "doing", "text": "timing 12 labels"})
         display._live.refresh()  # type: ignore[union-attr]

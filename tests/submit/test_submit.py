@@ -302,7 +302,7 @@ def test_any_base_is_named(base: str | None, said: str, runs: list[Path]) -> Non
 
 
 def test_a_change_shows_what_the_base_has() -> None:
-    """Its rounding is of another class than the base's, whose setting has the same path."""
+    """Show the base's value where the rounding is of another class with a setting at the same path."""
     (table,) = _settings(SimpleNamespace(recipe=find("three_phases")))[1:]  # type: ignore[arg-type]
     assert "| `pack.quantizers.embedding.of.bits` | `8` | `7` |" in table
 

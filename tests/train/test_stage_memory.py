@@ -44,7 +44,7 @@ def test_the_tilt_counts_contexts_and_adapters_count_documents() -> None:
 
 
 def test_scoring_counts_the_windows_that_the_scorer_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1,024 tokens: 16 threads hold 4 each, 24 hold 2."""
+    """Each of 16 threads holds 4 windows of 1,024 tokens, each of 24 threads holds 2."""
     scoring, estimates = Scoring(), {}
     for threads, windows in ((16, 64), (24, 48), (48, 48)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
