@@ -45,7 +45,7 @@ _NAMES = {
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 _VERBS = ("run", "score", "verify")
-"""Functions that share the name of their folder, which becomes the attribute of that name once it is imported."""
+"""Functions named like their folder; importing the folder makes it the package's attribute of that name."""
 
 __all__ = [
     "SILENT",
@@ -101,7 +101,7 @@ class _Verb(ModuleType):
 
 
 class _Root(ModuleType):
-    """The package, which makes the folders of verbs callable as they are imported."""
+    """The package, which makes each folder in `_VERBS` callable when it is imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _VERBS and isinstance(value, ModuleType):

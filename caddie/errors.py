@@ -16,7 +16,7 @@ class CheckFailed(Exception):
 
 
 def check_kind(value: object, kind: type | tuple[type, ...], name: str, advice: str) -> None:
-    """Raise `UserError` for an argument of another kind, as Python callers may give; `advice` says how to make one."""
+    """Raise `UserError` for an argument of the wrong type, as Python callers may give; `advice` says what to give."""
     if not isinstance(value, kind):
         raise UserError(f"{name} cannot be {value!r:.80}; {advice}")
 
@@ -33,7 +33,7 @@ def count(number: int, noun: str) -> str:
 
 
 def suggest(word: str, known: Iterable[str], most: int = 1) -> str:
-    """Return ` (did you mean X or Y?)`: at most `most` known words close to `word` in any case, or an empty string."""
-    words = {one.lower(): one for one in reversed([*known])}  # of those that differ in case alone, the first
+    """Return ` (did you mean X or Y?)`: at most `most` known words close to `word`, in any case; "" without one."""
+    words = {one.lower(): one for one in reversed([*known])}  # of words that differ only in case, the first
     close = [words[low] for low in difflib.get_close_matches(word.lower(), words, n=most, cutoff=0.5)]
     return f" (did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?)" if close else ""

@@ -22,17 +22,17 @@ _UNFINISHED = re.compile(r"\.caddie-(.+)-[0-9a-f]{16}\.tmp")
 _OWN: set[Path] = set()
 """Unfinished files that `replacing` is writing in this process."""
 _STAGED: dict[Path, Path] = {}
-"""Folder to the folder in which this process makes the files for it."""
+"""Folder to its staging folder: there this process writes the files for it."""
 _ABANDONED_SECONDS = 3600.0
-"""Age at which an unfinished file is abandoned whose process cannot be looked up here."""
+"""Age at which an unfinished file counts as abandoned if its process cannot be looked up here."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` if the block succeeds and is removed if it fails.
 
-    Raises `UserError` that names `path` if the system refuses to write (no space, no permission), and for a link to
-    nothing, which would be replaced.
+    Raises `UserError` that names `path` if the system refuses to write (no space, no permission), or if `path` is no
+    regular file, such as a broken link or a device: the rename would replace it.
     """
     temporary = unfinished(path)
     try:
@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
         _OWN.add(temporary)
         try:
             yield temporary
-            with temporary.open("r+b") as file:  # to be written to, as Windows wants it
+            with temporary.open("r+b") as file:  # open for writing: Windows requires that for fsync
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
@@ -57,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def making(folder: Path, replaces: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `folder` if the block succeeds and is removed if it fails.
 
-    Raises `UserError` that names `folder` if the system refuses to write, or if it exists and is not to be replaced.
+    Raises `UserError` that names `folder` if the system refuses to write, or if it exists and `replaces` is false.
     """
     if os.path.lexists(folder) and not replaces:
         raise UserError(f"{folder} exists; name a new folder")
@@ -72,7 +72,7 @@ def making(folder: Path, replaces: bool = False) -> Iterator[Path]:
                 folder.rename(old)
             partial.rename(folder)
         finally:
-            if not folder.exists() and old.exists():  # it ended between the two
+            if not folder.exists() and old.exists():  # the block ended between the two renames
                 old.rename(folder)
             for left in (partial, old):
                 shutil.rmtree(left, ignore_errors=True)
@@ -85,9 +85,9 @@ def making(folder: Path, replaces: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def staged(folder: Path, staging: Path) -> Iterator[None]:
-    """Let `replacing` make files of a folder in `staging`, a folder on the same disk, until they are whole.
+    """Let `replacing` write files for `folder` in `staging`, on the same disk, and move them when they are complete.
 
-    Once somebody has removed `staging`, this process can write nothing more to the folder by `replacing`.
+    Once another process has removed `staging`, `replacing` can write nothing more to `folder`.
     """
     key = folder.resolve()
     _STAGED[key] = staging
@@ -118,7 +118,7 @@ def write_json(path: Path, value: object) -> None:
 def unfinished(path: Path) -> Path:
     """Return a new hidden path beside `path`, or in its staging folder, for an unfinished file of this process.
 
-    Removes those that killed processes have left there, which would fill the disk.
+    Removes unfinished files that killed processes left beside `path`: they would fill the disk.
     """
     folder = _STAGED.get(path.parent.resolve(), path.parent) if _STAGED else path.parent
     for left in path.parent.glob(".caddie-*.tmp"):
@@ -129,7 +129,7 @@ def unfinished(path: Path) -> Path:
 
 
 def _abandoned(left: Path, process: str) -> bool:
-    """True if its process has ended or, where that cannot be told from here, if it was not written to for long."""
+    """True if the process of `left` has ended or, if unknown here, after `_ABANDONED_SECONDS` without a write."""
     numbers, _, life = process.rpartition(".")
     if numbers == _pid_namespace():
         return process != process_name(int(life.partition("-")[0]))
@@ -137,9 +137,9 @@ def _abandoned(left: Path, process: str) -> bool:
 
 
 def process_name(number: int) -> str:
-    """Return a name that no other process ever has, whatever the clock says: PID namespace, number and start.
+    """Return a name that no other process ever has, whatever the clock says: PID namespace, PID and start time.
 
-    The start is 0 for a process that has ended.
+    The start time is 0 for a process that has ended.
     """
     import psutil
 
@@ -152,9 +152,9 @@ def process_name(number: int) -> str:
 
 @cache
 def _pid_namespace() -> str:
-    """Return the PID namespace of this process (boot and inode), or the host's name where the system tells neither.
+    """Return the PID namespace of this process (boot and inode), or the host's name where the system has neither.
 
-    Containers may share a name and a disk, but not the numbers of their processes.
+    Containers may share a host name and a disk, but each counts its PIDs on its own.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -163,8 +163,8 @@ def _pid_namespace() -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with the home folder in place of `~` or `~USER`; that of an unknown user stays as it is."""
-    return Path(os.path.expanduser(path))  # `Path.expanduser` raises RuntimeError for it
+    """Return a path with the home folder in place of `~` or `~USER`; an unknown `~USER` stays as it is."""
+    return Path(os.path.expanduser(path))  # `Path.expanduser` raises RuntimeError for an unknown user
 
 
 def check_utf8(path: Path) -> None:
@@ -176,7 +176,7 @@ def check_utf8(path: Path) -> None:
 
 
 def check_new_file(path: Path, option: str = "--out") -> None:
-    """Raise `UserError` if no new file can be made at `path`, which `option` names: before the work, not after it."""
+    """Raise `UserError` before any work if no new file can be made at `path`; `option` is the option that names it."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file with {option}")
     if os.path.lexists(path):
@@ -187,7 +187,7 @@ def check_new_file(path: Path, option: str = "--out") -> None:
 
 
 def check_new_folder(folder: Path, option: str = "--out") -> None:
-    """Raise `UserError` if no new folder can be made at `folder`, which `option` names. Missing ones above it can."""
+    """Raise `UserError` if no new folder can be made at `folder`, which `option` names; its parents may be missing."""
     if os.path.lexists(folder):
         raise UserError(f"{folder} exists; name a new folder with {option}")
     above = next(place for place in folder.absolute().parents if os.path.lexists(place))
@@ -197,7 +197,7 @@ def check_new_folder(folder: Path, option: str = "--out") -> None:
 
 
 def check_writable(folder: Path, option: str = "--out") -> None:
-    """Raise `UserError` if nothing can be written in a folder; `option` names another."""
+    """Raise `UserError` if nothing can be written in a folder; `option` is the option that names another."""
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"{folder} cannot be written to; name another place with {option}")
 
@@ -209,7 +209,7 @@ def regular_bytes(path: Path) -> bytes:
 
 
 def open_regular(path: Path, *flags: str) -> int:
-    """Return a descriptor of a regular file; `OSError` at once for anything else. `flags` are more of `os.open`."""
+    """Return a descriptor of a regular file; `OSError` at once for anything else. `flags` name more `os.open` flags."""
     descriptor = os.open(path, open_flags("O_RDONLY", "O_NONBLOCK", "O_CLOEXEC", *flags))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -226,7 +226,7 @@ def read_file(path: Path) -> bytes:
 
 
 def open_flags(*names: str) -> int:
-    """Return the flags of `os.open` by their names, without those that this system lacks; bytes stay as they are."""
+    """Return flags of `os.open` by name, less those that this system lacks, and `O_BINARY`: Windows keeps the bytes."""
     return sum(getattr(os, name, 0) for name in (*names, "O_BINARY"))
 
 
@@ -236,7 +236,7 @@ def reason(error: Exception) -> str:
 
 
 def absolute(path: Path) -> Path:
-    """Return an absolute path without `..`, which a sandbox has no folders for: links before it are followed."""
+    """Return an absolute path without `..`, links resolved: a sandbox may lack the folders on the way."""
     return path.parent.resolve() / path.name if ".." in path.parts else path.absolute()
 
 

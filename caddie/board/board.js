@@ -1,4 +1,4 @@
-// The board's page. What to show stands in the address (#filter=…&sort=…&run=…&axis=…), so a view can be shared.
+// The board's page. The address holds the view (#filter=…&sort=…&run=…&axis=…), so a view can be shared.
 // Everything that comes from a run folder becomes text, never markup.
 "use strict";
 
@@ -36,7 +36,7 @@ const FIGURES = [
   ["Device", "device", 0],
   ["Number format", "precision", 0],
 ];
-// What a run that goes on knows already of its figures.
+// Figures of an unfinished run, by their key in its row.
 const LIVE = {
   "training.steps": "step",
   "training.tokens_per_second": "tokens_per_second",
@@ -47,7 +47,7 @@ const STATES = ["running", "waiting", "finished", "trained", "stale", "failed"];
 
 const view = { filter: "", sort: "", runs: [], axis: "step" };
 const lines = new Map(); // name of a run: its row in the table
-const details = new Map(); // name of a run: what the server said of it
+const details = new Map(); // name of a run: the server's answer
 let rows = [];
 let folder = "";
 let complete = true;
@@ -73,7 +73,7 @@ function tell(element, text) {
 
 // Numbers for people
 
-const formats = new Map(); // digits after the point: a formatter, since making one takes far longer than using it
+const formats = new Map(); // digits after the point: a formatter, because making one takes far longer than using it
 
 function digits(value, count) {
   const range = { minimumFractionDigits: count, maximumFractionDigits: count };
@@ -96,7 +96,7 @@ function title(row) {
   return row.seed === null || row.seed === undefined ? row.label : `${row.label}, seed ${row.seed}`;
 }
 
-// Titles of runs side by side; those that would read the same are told apart by their folders.
+// Titles of runs side by side; equal titles get the folder added.
 function titles(runs) {
   const all = runs.map((run) => title(run.row));
   return all.map((one, place) => (all.indexOf(one) === all.lastIndexOf(one) ? one : `${one} (${runs[place].row.name})`));
@@ -251,7 +251,8 @@ function render() {
   });
   while (body.rows.length > wanted.length) body.lastChild.remove();
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
-  for (const name of lines.keys()) if (!rows.some((row) => row.name === name)) lines.delete(name);
+  const names = new Set(rows.map((row) => row.name));
+  for (const name of lines.keys()) if (!names.has(name)) lines.delete(name);
 
   const counted = STATES.map((state) => [rows.filter((row) => row.state === state).length, state]);
   const parts = counted.filter(([count]) => count).map(([count, state]) => `${count} ${state}`);
@@ -343,7 +344,7 @@ function key(place) {
   return draw("svg", { class: "key", viewBox: "0 0 24 10", "aria-hidden": "true" }, line);
 }
 
-// Means over neighbours: as many after as before, so that the steep start is not dragged, but at the end all that are near.
+// Means over neighbours: as many before as after at the start, so that the steep part stays; at the end, all within reach.
 function smooth(values) {
   const reach = Math.max(1, Math.floor(values.length / 60));
   return values.map((_, at) => {
@@ -354,7 +355,7 @@ function smooth(values) {
 }
 
 function ticks(low, high, count) {
-  const apart = high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)); // else no step would move an index on
+  const apart = high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)); // else an index would be too large to count up by one
   const spread = apart ? high - low : Math.abs(low) * 0.01 || 1;
   const rough = spread / count, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 2.5, 5, 10].find((size) => size * power >= rough * (1 - 1e-9));

@@ -1,8 +1,8 @@
-"""Run folders as they stand at this moment, whatever is in them: one row for each run, and its curve.
+"""Run folders as they are now, whatever is in them: one row for each run, and its loss curve.
 
-Runs may be writing while this reads, and a folder may hold anything. So only regular files are read, none whole that is
-large, every value is checked, and what cannot be read becomes the reason in that run's row. A second look reads
-only what changed since the first: runs are measured on the same machine.
+Runs may be writing during a read, and a folder may hold anything. So only regular files are read, never more than a
+limit at once, and every value is checked. If a file cannot be read, the run's row gives the reason. A second look reads
+only what changed since the first, because runs are timed on the same machine.
 """
 
 import os
@@ -24,7 +24,7 @@ from caddie.run.run_lock import Holder, holder
 DEPTH = 4
 """Folder levels below the root that are searched."""
 MOST_FOLDERS = 10_000
-"""Most folders searched, should somebody serve a whole disk."""
+"""Most folders searched, in case somebody serves a whole disk."""
 TRAINING_QUIET_SECONDS = 300.0
 """A training run that writes nothing for this time is stale."""
 QUIET_SECONDS = 1800.0
@@ -34,7 +34,7 @@ UNHELD_QUIET_SECONDS = 30.0
 LONGEST_TEXT = 300
 """Most characters of a text."""
 LARGEST_REPORT = 1 << 28
-"""Most bytes of a report, which holds every logged step: 100 each, two in a second."""
+"""Most bytes of a report. It holds every logged step: 100 bytes each, two steps a second."""
 
 _KEPT = (
     *("recipe", "seed", "bits_per_byte", "artifact_bytes", "cap_bytes", "under_cap", "verified"),
@@ -57,7 +57,7 @@ class RunFolder:
     """File name to the reason why it cannot be read."""
     log: Log = field(default_factory=Log)
     holder: Holder | None = None
-    """The process that writes there, or was killed while it did."""
+    """Process that writes to the folder, or that was killed while it did."""
 
     def look(self, files: dict[str, os.stat_result], changed: float) -> None:
         """Read what changed since the last look."""
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """`finished`, `trained`, `failed`, `running`, `stale` or, with nothing but its task written, `waiting`."""
+        """State: `finished`, `trained`, `failed`, `running`, `stale`, or `waiting` if only its task is written."""
         if RESULT in self.files:
             return "failed" if RESULT in self.faults else "finished"
         if ERROR in self.files and not (LOG in self.files and self.files[LOG].st_mtime > self.files[ERROR].st_mtime):

@@ -1,8 +1,8 @@
-"""The server of the board: reads run folders and answers this machine alone.
+"""Server of the board: reads run folders and answers this machine alone.
 
-It binds the loopback interface, and knows six addresses, compared letter by letter, so no path of a request ever
-becomes the path of a file. A page of another origin cannot read it through a name of its own that resolves to this
-machine (DNS rebinding), because such a request carries that name as its `Host`.
+It binds the loopback interface. A request's path must equal one of six fixed paths, so it never becomes the path of a
+file. A page of another origin cannot read the board through a host name that it lets resolve to this machine (DNS
+rebinding), because such a request carries that name as its `Host`, and is refused.
 """
 
 import json
@@ -23,7 +23,7 @@ ADDRESS = "127.0.0.1"
 _CLOSED = "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 PAGE_POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; {_CLOSED}"
 REPORT_POLICY = f"sandbox allow-downloads; default-src 'none'; style-src 'unsafe-inline'; {_CLOSED}"
-"""Policy for reports, which come from run folders: no scripts and no origin, but the files that a page holds."""
+"""Policy for reports, which come from run folders: no scripts, no origin; files inside the page can be downloaded."""
 _ASSETS = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/board.js": ("board.js", "text/javascript; charset=utf-8"),
@@ -37,7 +37,7 @@ _HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?", re.IGNORECASE)
 class Board(ThreadingHTTPServer):
     """Server of the run folders below `folder`. `serve_forever` answers until `shutdown`.
 
-    Port 0 takes any free one. Raises `UserError` if there is no such folder or the port cannot be had.
+    Port 0 takes any free port. Raises `UserError` if there is no such folder or the port cannot be used.
     """
 
     daemon_threads = True
@@ -60,7 +60,7 @@ class Board(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def server_bind(self) -> None:
-        """Bind without a name server's answer."""
+        """Bind without asking a name server for this machine's name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, int(self.server_address[1])
 
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Send an error of the base class as plain text, and 405 for a method that it lacks."""
+        """Send an error of the base class as plain text, and status 405 for a method without a handler."""
         allowed = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._send(allowed, f"{allowed.phrase}\n".encode())
 
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _name(query: str) -> str:
-    """Return the one `name` in a query, or an empty text, which no run has."""
+    """Return the only `name` in a query, else an empty text, which is no run's name."""
     try:
         names = parse_qs(query, keep_blank_values=True, errors="strict", max_num_fields=4).get("name", [])
     except ValueError:

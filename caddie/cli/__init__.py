@@ -1,4 +1,4 @@
-"""The command line: verbs, their options, and one line for every mistake."""
+"""Command line: verbs, their options, and one line for every mistake."""
 
 import sys
 from io import TextIOWrapper
@@ -23,7 +23,7 @@ ELSEWHERE = {
     "score": ("eval", "evaluate", "test"),
     "train": ("finetune", "fit", "pretrain"),
 }
-"""By verb: what other programs call it."""
+"""Verb to its names in other programs."""
 
 
 class _Verbs(click.Group):
@@ -53,7 +53,7 @@ class _Verbs(click.Group):
 )
 @click.version_option(package_name="caddie")
 def app() -> None:
-    """Train a language model for a given number of bytes, and score the one file it is packed into.
+    """Train a language model, pack it into one file of limited size, and score that file.
 
     Change settings with PATH=VALUE, as in: caddie run tiny model.depth=6 train.seconds=120
     """
@@ -62,6 +62,6 @@ def app() -> None:
 def main() -> NoReturn:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an encoding without a character shows another in its place
+        if isinstance(stream, TextIOWrapper):  # print a replacement for characters that the encoding lacks
             stream.reconfigure(errors="replace")
     end(lambda: app.main(sys.argv[1:] or ["--help"], "caddie", standalone_mode=False))

@@ -73,10 +73,10 @@ def verify(
 
     ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION].
 
-    Settings are cap=N and those of score, which change the artifact's scoring. N limits the file alone, without
-    code. Without cap=N, a file in a run folder must fit the cap in its result.json, and any other 16,000,000 bytes.
-    The probe text is from the held-out documents of --data, which must be proven to be held out. Without --data it
-    is from those of the run folder that ARTIFACT lies in, and without such a folder from Python's library.
+    Settings are cap=N, and score.PATH=VALUE, which changes the artifact's scoring. N limits the bytes of the file,
+    without code. Without cap=N, the limit of a file in a run folder is the cap in its result.json, else 16,000,000.
+    The probes use held-out documents: those of --data, which must be proven to be held out, else those of the run
+    folder that ARTIFACT lies in. Without both they use Python's own library.
     """
     from caddie.run.resolve_corpus import open_for_scoring
     from caddie.run.run_folder import cap_of, is_file_of_result
@@ -95,14 +95,14 @@ def verify(
             loaded, recipe.pack.cap_bytes, scoring=recipe.score, corpus=corpus, progress=display, **how
         )
     if not is_file_of_result(loaded):
-        evidence = "result.json beside it is of another file, so its figures say nothing of this one"
+        evidence = "result.json beside it belongs to another file, so its figures do not describe this one"
         verdict = replace(verdict, checks=(Check("file of the result", False, evidence), *verdict.checks))
     lines = [f"{check.outcome}  {check.name}: {check.evidence}" for check in verdict.checks]
     lines.append(f"{sum(bool(check.passed) for check in verdict.checks)} of {len(verdict.checks)} checks passed")
     if verdict.caught:
         words = {"pass": "caught", "FAIL": "NOT CAUGHT"}
         rows = [[bad.name, words.get(bad.outcome, "idle"), f"{bad.probe}: {bad.evidence}"] for bad in verdict.caught]
-        lines += ["", table(rows, ["known-bad example", "", "must be caught by, and what that saw"])]
+        lines += ["", table(rows, ["known-bad example", "", "probe that must catch it, and its evidence"])]
     facts = [asdict(check) for check in verdict.checks]
     caught = [asdict(bad) | {"passed": bad.passed, "outcome": bad.outcome} for bad in verdict.caught]
     more = {name: value for name, value in (("known_bad", caught), ("not_run", verdict.not_run)) if value}
@@ -137,9 +137,9 @@ def score(
 ) -> int:
     """Score ARTIFACT in bits per byte on held-out text. A text that was not proven to be held out is refused.
 
-    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. Its text is that of --data, else of the run
-    folder that it lies in, else Python's library. Change the artifact's own scoring with score.PATH=VALUE,
-    as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]. The text is that of --data, else that of
+    the run folder that ARTIFACT lies in, else Python's own library. Change the artifact's own scoring with
+    score.PATH=VALUE, as in score.ttt=ChunkSGD. Several processes give the same score as one, in less time where
     the scorer can divide its work.
     """
     from caddie.run.resolve_corpus import open_for_scoring
@@ -153,7 +153,7 @@ def score(
         return distributed.launch(gpus, sys.argv[1:])
     with distributed.join() as ranks, Display(quiet=quiet or events or not ranks.first) as display:
         progress = JsonLines(sys.stderr) if events and ranks.first else display
-        if documents is not None and not events:  # a run that goes on writes its own anew
+        if documents is not None and not events:  # with --events a run scores itself, and rewrites its file
             check_new_file(documents, "--documents")
         loaded = load_artifact(artifact, parts)
         scoring = _changed_recipe(loaded, settings).score
@@ -220,7 +220,7 @@ def decompress(artifact: Path, file: Path, out: Path | None, parts: Parts, as_js
 
 
 def _coded(verb: str, artifact: Path, parts: Parts, file: Path, target: Path, quiet: bool) -> tuple[int, int]:
-    """Compress or decompress a file to `target`. Return the bytes of both."""
+    """Compress or decompress a file to `target`. Return the sizes of both in bytes."""
     from caddie.inference import text_codec
 
     check_new_file(target)

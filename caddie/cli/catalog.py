@@ -96,13 +96,12 @@ def recipes(as_json: bool) -> None:
     """List the recipes with their size and public score.
 
     NAME_mini is a small copy of recipe NAME that trains half a minute on a CPU; NAME_scale and NAME_scale32 are small
-    copies that make all its steps. public_000:LABEL is an experiment of public system 000, a description of a
-    contest entry.
+    copies that make all its steps. public_000:LABEL is an experiment of public system 000, a contest entry.
     FILE.toml, FILE.json and FILE.py:NAME are recipes of your own, and the folder of a run stands for its recipe.
     """
     from caddie.recipes.catalog import shipped
 
-    # The public results from the first to the best are nearly the history; the best, read last, stay on the screen.
+    # From the worst public score to the best, which is nearly their history: the best stay visible on the screen.
     ordered = sorted(shipped().values(), key=lambda recipe: -(recipe.published or 9.0))
     facts = [
         {name: getattr(one, name) for name in ("name", "why", "base", "parameters")}
@@ -182,7 +181,7 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
 
 
 def _headline_name(typed: str, name: str) -> str:
-    """Return the name of a recipe, behind the alias that was typed for it."""
+    """Return the name of a recipe, after the alias if one was typed."""
     from caddie.recipes.names import ALIASES
 
     return f"{typed} ({name})" if typed.startswith(tuple(ALIASES)) else name
@@ -194,7 +193,7 @@ def _figure(label: str, before: float, after: float, form: str) -> tuple[str, ..
 
 
 def _changes(path: str, before: object, after: object) -> Iterator[tuple[str, str]]:
-    """Yield the path and what changed there; each key that changed, where both values have keys."""
+    """Yield a path and its change; if both values are mappings, one such pair for each key that changed."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in {**before, **after}:
             if (old := before.get(key, ABSENT)) != (new := after.get(key, ABSENT)):
@@ -207,7 +206,7 @@ def _changes(path: str, before: object, after: object) -> Iterator[tuple[str, st
 
 
 def _new_defaults(path: str, before: Mapping[str, object], after: Config) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a part that the one it replaces has too, where its own default makes another model."""
+    """Yield the settings that a part shares with the one it replaces, where its default changes the value."""
     for field in fields(after):
         value = getattr(after, field.name)
         if value == field.default and before.get(field.name, value) != value:

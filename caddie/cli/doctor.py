@@ -1,4 +1,4 @@
-"""The verb doctor: check a machine before a run."""
+"""Doctor verb: check a machine before a run."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ from caddie.report.tables import one_line
 from caddie.runtime.interrupt import MESSAGES
 
 _CLOSED_PIPE = 128 + 13
-"""Status when nobody reads the output any more, as a shell says of a program that SIGPIPE ended."""
+"""Exit status when nobody reads the output any more; shells give it to a program that SIGPIPE ended."""
 
 
 class Terminated(BaseException):
@@ -32,8 +32,8 @@ class Terminated(BaseException):
 def end(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status: 0 success, 1 a failed check, 2 a mistake of the user's.
 
-    What a library says as it ends the program is printed, with status 1. SIGTERM unwinds it as Ctrl-C does, so that it
-    leaves no unfinished file.
+    The message of a library that ends the program is printed, with status 1. SIGTERM unwinds the command as Ctrl-C
+    does, so that it leaves no unfinished file.
     """
     before, streams = signal.getsignal(signal.SIGTERM), (sys.stdout, sys.stderr)
     try:
@@ -41,8 +41,8 @@ def end(command: Callable[[], object]) -> NoReturn:
             signal.signal(signal.SIGTERM, _terminate)
         status = command()
     except SystemExit as error:
-        status = error.code if sys.stdout is streams[0] else _CLOSED_PIPE  # for which click wraps it, and exits with 1
-        if status is not None and not isinstance(status, int):  # what a library or a user's own class says last
+        status = error.code if sys.stdout is streams[0] else _CLOSED_PIPE  # click wraps a closed pipe, and exits with 1
+        if status is not None and not isinstance(status, int):  # message of a library or a user's own class
             status = fail(str(status), 1)
     except (KeyboardInterrupt, click.exceptions.Abort):
         status = _stopped(signal.SIGINT)
@@ -52,7 +52,7 @@ def end(command: Callable[[], object]) -> NoReturn:
         status = fail(_mistake(error), 2)
     except (UserError, CheckFailed) as error:
         if (several := _several()) and several.reported_elsewhere() and not several.is_first():
-            time.sleep(several.SAME_MISTAKE_SECONDS)  # the first process tells it, if all have met it
+            time.sleep(several.SAME_MISTAKE_SECONDS)  # if all processes met it, the first one reports it
         status = fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         status = _CLOSED_PIPE
@@ -62,7 +62,7 @@ def end(command: Callable[[], object]) -> NoReturn:
     except (MemoryError, RuntimeError) as error:
         from caddie.runtime.memory import out_of_memory
 
-        _, loop, path = str(error).partition("Symlink loop from '")  # as pathlib says it before Python 3.13
+        _, loop, path = str(error).partition("Symlink loop from '")  # pathlib's message before Python 3.13
         small = "not enough memory; take a smaller model, batch or sequence length"
         if loop or out_of_memory(error):
             status = fail(f"{path[:-1]}: too many levels of symbolic links" if loop else small, 2)
@@ -80,17 +80,17 @@ def end(command: Callable[[], object]) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     status = status if isinstance(status, int) else 0
-    # Threads of gloo's may still hold tensors when the interpreter is taken down, and then end the process by SIGABRT
-    # after all its work is done (pytorch/pytorch#179291).
+    # gloo's threads may still hold tensors when the interpreter shuts down, and then end the process by SIGABRT after
+    # all its work is done (pytorch/pytorch#179291).
     if status - 128 in MESSAGES or ((several := _several()) and several.under_torchrun()):
         _leave(status)
     sys.exit(status)
 
 
 def _defect(error: Exception) -> int:
-    """Raise an error of the program; in one of several processes print it and return 1.
+    """Raise an error of the program; under torchrun, print it and return 1.
 
-    NCCL would wait for the others while the interpreter is taken down.
+    After a raise, NCCL would wait for the other processes while the interpreter shuts down.
     """
     if not ((several := _several()) and several.under_torchrun()):
         raise error
@@ -99,7 +99,7 @@ def _defect(error: Exception) -> int:
 
 
 def _close_unwritable() -> None:
-    """Close standard output if what is left cannot be written: Python would try it again, and end with status 120."""
+    """Close standard output if its buffer cannot be written: Python would try again at exit and end with status 120."""
     with suppress(OSError):
         try:
             if sys.stdout is not None:
@@ -109,7 +109,7 @@ def _close_unwritable() -> None:
 
 
 def _mistake(error: click.ClickException) -> str:
-    """Return what click says of a mistake in our words, and where to read on."""
+    """Return click's message about a mistake in our words, and the command that prints help."""
     context, usage = getattr(error, "ctx", None), ""
     if context is not None:
         usage, params = f"; see `{context.command_path} --help`", context.command.params
@@ -126,7 +126,7 @@ def _mistake(error: click.ClickException) -> str:
 
 
 def _needed(error: click.ClickException) -> str:
-    """Name all options that a command needs if something is missing, so that they are not asked for one at a time."""
+    """Name all required options if one is missing, so that a user does not meet them one at a time."""
     if not isinstance(error, click.MissingParameter) or not error.ctx:
         return ""
     options = [param.opts[0] for param in error.ctx.command.params if param.required and param.opts[0].startswith("-")]
@@ -134,14 +134,14 @@ def _needed(error: click.ClickException) -> str:
 
 
 def _several() -> ModuleType | None:
-    """Return `caddie.runtime.distributed` if it was imported, as it was in every process that is one of several."""
+    """Return `caddie.runtime.distributed` if it was imported, as in every process of a run of several."""
     return sys.modules.get("caddie.runtime.distributed")
 
 
 def _leave(status: int) -> NoReturn:
     """End this process at once; taking down an interpreter that has imported PyTorch takes about a second."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # as one is that was closed before the program began
+        if stream is not None:  # None if it was closed before the program began
             with suppress(OSError):
                 stream.flush()
     os._exit(status)
@@ -161,7 +161,7 @@ def _stopped(number: int, message: str = "") -> int:
 def fail(message: str, status: int) -> int:
     """Print an error message and return `status`."""
     if sys.stderr is not None:  # None after `2>&-`: print would write to standard output
-        print(f"caddie: {one_line(message)}\n", end="", file=sys.stderr)  # in one piece, for several may write
+        print(f"caddie: {one_line(message)}\n", end="", file=sys.stderr)  # one write, as several processes may print
     return status
 
 
@@ -175,7 +175,7 @@ def judge(checks: Sequence[Mapping[str, Any]]) -> int:
 
 @contextmanager
 def resume_hint(again: str) -> Iterator[str]:
-    """Turn an interrupted run into its exit status and one line on how to go on, which is yielded too."""
+    """Yield a line on how to go on. After an interruption, print such a line and exit with the signal's status."""
     try:
         yield f"stopped; go on with: {again}"
     except (KeyboardInterrupt, Terminated) as error:

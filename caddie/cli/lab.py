@@ -12,7 +12,7 @@ from caddie.report.units import UNITS, Unit
 
 @click.command()
 @click.argument("places", metavar="RUN...", nargs=-1, required=True, type=FILE)
-@click.option("--price", type=Finite(0), help="Price per GPU-hour, in any currency, to report a study's cost.")
+@click.option("--price", type=Finite(0), help="Price per GPU-hour, or machine-hour without a GPU, in any currency.")
 @options("out", "json")
 def report(places: tuple[Path, ...], price: float | None, out: Path | None, as_json: bool) -> None:
     """Regenerate the report of a run, of several, or of a study.
@@ -38,7 +38,7 @@ def report(places: tuple[Path, ...], price: float | None, out: Path | None, as_j
 
 
 class TwoGroups(click.Command):
-    """A command whose `--against` takes every path up to the next option, as a shell's `*` gives them."""
+    """Command whose `--against` takes every path up to the next option, as a shell's `*` gives them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option before each of its paths."""
@@ -63,7 +63,7 @@ class TwoGroups(click.Command):
 )
 @click.option("--by", type=Finite(0), default=0.0, show_default=True, help="Least improvement of B, in --unit.")
 @click.option(
-    "--unit", type=click.Choice(UNITS), default=UNITS[0], show_default=True, help="Unit of --by and of what is printed."
+    "--unit", type=click.Choice(UNITS), default=UNITS[0], show_default=True, help="Unit of --by and of the output."
 )
 @options("json")
 def compare(runs: tuple[Path, ...], against: tuple[Path, ...], by: float, unit: Unit, as_json: bool) -> None:

@@ -26,7 +26,7 @@ Decorator = Callable[[Verb], Verb]
 
 
 class _Path(click.Path):
-    """A path; click's own takes an empty one, such as a variable that was never set, for the working directory."""
+    """Path that must not be empty; click's own takes an empty one (an unset variable) for the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -37,11 +37,11 @@ class _Path(click.Path):
 FILE = _Path(path_type=Path)
 """Type of an option or argument that names a file or folder."""
 FOLDER = _Path(path_type=Path, readable=False)
-PATH = _Path(readable=False)  # a string, for `hf:NAME` is no path of this machine
+PATH = _Path(readable=False)  # a string, because `hf:NAME` is no path of this machine
 
 
 class _Scorer(click.types.StringParamType):
-    """A user's scorer, FILE.py:NAME, or known_bad:NAME; looked at before an artifact is loaded, which takes seconds."""
+    """Scorer of a user, FILE.py:NAME, or known_bad:NAME; checked before an artifact is loaded, which takes seconds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from caddie.config.userfile import read_source, split_name
@@ -64,7 +64,7 @@ SCORER = _Scorer()
 
 
 class Finite(click.FloatRange):
-    """A range of finite numbers; click's own lets NaN through."""
+    """Range of finite numbers; click's own lets NaN through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -74,7 +74,7 @@ class Finite(click.FloatRange):
 
 
 def complete_recipe(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Return the recipes that begin as typed, with a twin for two cores once its recipe is typed; else a path."""
+    """Return the recipes that begin as typed, with NAME_mini once NAME is typed; if there are none, paths."""
     from caddie.recipes.names import names
 
     known = [found for name in names() for found in ((name, f"{name}_mini") if name in typed else (name,))]
@@ -120,7 +120,7 @@ def options(*names: str) -> Decorator:
             metavar="FILE.py",
             multiple=True,
             type=FILE,
-            help="A user's file that the artifact or run needs; it is run, so read it first. May be repeated.",
+            help="Python file that the artifact or run needs. It is executed, so read it first. May be repeated.",
         ),
         "track": click.option(
             "--track", type=click.Choice(TRACKERS), help="Send the log to a tracker while the run goes on."
@@ -170,7 +170,7 @@ def is_setting(word: str) -> bool:
 def named_recipe(
     name: str, settings: tuple[str, ...], seconds: float | None = None, parts: Sequence[Path] = ()
 ) -> Recipe:
-    """Return the recipe of this name with its settings changed; `parts` are the users' files that a run's needs."""
+    """Return the recipe of this name with its settings changed; `parts` are users' files that a run's recipe needs."""
     from caddie.recipes.catalog import find, supply_parts
 
     if is_setting(name):
@@ -188,7 +188,7 @@ def named_recipe(
 def load_artifact(place: Path, parts: Sequence[Path] = ()) -> Artifact:
     """Return the artifact, with its model on this process's device; `parts` are the users' files that it needs.
 
-    It is in a file, in a run folder, or on the hub (`hf:USER/NAME[@REVISION]`).
+    `place` is a file, a run folder, or a model on the hub (`hf:USER/NAME[@REVISION]`).
     """
     from caddie.pack import artifact as artifacts
     from caddie.runtime import distributed

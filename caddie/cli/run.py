@@ -1,4 +1,4 @@
-"""The verbs run, train, replay and pack."""
+"""Verbs of a run: run, train, replay and pack."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def run(folder: Path, **job: Any) -> tuple[dict[str, Any], str] | None:
 
     RECIPE is one that `caddie recipes` lists, FILE.toml, FILE.json, FILE.py:NAME, or the folder of a run, whose seed
     and text are taken as well unless others are given. All files go to runs/NAME-KEY-sSEED, unless --out names
-    another folder; KEY stands for the settings. The same command continues a run that was interrupted, and shows
-    the result of one that is finished.
+    another folder; KEY is a hash of the settings. The same command continues a run that was interrupted, and
+    shows the result of a finished one.
     """
     from caddie.run.run import run as run_recipe
 
@@ -125,7 +125,7 @@ def _finished(
     if not ranks.first:
         return None
     result = finished_result(folder, recipe, seed, open_corpus(recipe, source, progress))
-    if not (folder / REPORT).exists():  # it was killed when it had written its result
+    if not (folder / REPORT).exists():  # the run was killed after it wrote its result
         write_report(folder)
     progress.note(f"{folder} holds this run, finished before; its result:")
     return result
@@ -163,7 +163,7 @@ def train(
 @click.command()
 @click.argument("folder", metavar="RUN", type=FILE)
 @click.option("--gpus", type=click.IntRange(1), help="Processes, one for each GPU if any; by default those of RUN.")
-@click.option("--data", metavar="PATH", type=PATH, help="The text of RUN or its corpus; by default where RUN found it.")
+@click.option("--data", metavar="PATH", type=PATH, help="Text or corpus of RUN; by default where RUN found it.")
 @options("parts", "out", "json", "quiet")
 def replay(
     folder: Path,
@@ -177,8 +177,8 @@ def replay(
     """Repeat the finished run RUN, and compare the two.
 
     RUN is a run folder. Settings, seed and text are those of RUN/recipe.json; another text is refused. All files go
-    to RUN-replay, unless --out names another folder. Exit status 1 if weights or score differ where they must be
-    equal: on a CPU with a budget of steps, if program, libraries, machine and processes are the same.
+    to RUN-replay, unless --out names another folder. The exit status is 1 if weights or score differ although they
+    must be equal: on a CPU, with a budget of steps, and the same program, libraries, machine and processes.
     """
     from caddie.run.replay import read_run_to_replay, replay_folder, summary
     from caddie.run.replay import replay as do_again
@@ -223,9 +223,10 @@ def pack(
 ) -> None:
     """Quantize and pack the weights of the run folder RUN.
 
-    Settings are cap=N and pack.PATH=VALUE. N limits the bytes of the file, and under a policy also the code that
-    counts. With any setting, the run's own artifact is kept, and the new file is RUN/artifact-N.caddie;
-    settings beside cap=N add a short hash to that name. --out names another file. --compare takes several cap=N.
+    Settings are cap=N and pack.PATH=VALUE. N limits the bytes of the file, or with pack.policy the bytes that the
+    policy counts, code included. With any setting, the run's own artifact is kept, and the new file is
+    RUN/artifact-N.caddie; settings other than cap=N add a short hash to that name. --out names another file.
+    --compare takes several cap=N.
     """
     from caddie.pack import artifact as artifacts
     from caddie.pack.compress import pack as pack_weights
@@ -251,7 +252,7 @@ def pack(
     with Display(quiet=quiet) as display, nullcontext() if out else locked(folder):
         policy, recipe = recipe.pack.policy, recipe.but(changes := assignments(settings, _pack_setting))
         if recipe.pack.policy != policy and out is None:
-            raise UserError("pack.policy is not the run's, by which verify judges files in its folder; add --out FILE")
+            raise UserError("pack.policy is not the run's, which verify applies to files in its folder; add --out FILE")
         metadata, phases = metadata_of(recipe, seed, corpus), Phases(display)
         cap = cap_of_recipe(recipe, metadata)
         if cap.policy:

@@ -21,7 +21,7 @@ _LACKING = {
     "verified": "a verified artifact",
     "scored_again": "a second scoring, for which the run's text must be there",
 }
-"""Field of `compliance` to what a submission lacks if that field is false."""
+"""Field of `compliance` to the words for what is missing if it is false."""
 
 
 @click.command()
@@ -55,9 +55,9 @@ def push(run: Path, place: str, license_name: str | None, private: bool, as_json
 def export(artifact: Path, form: str, out: Path | None, parts: tuple[Path, ...], as_json: bool) -> None:
     """Write ARTIFACT for other programs.
 
-    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION], whose export goes to the working directory.
-    html is a page with the model inside, which runs in a browser without a network; safetensors is a folder of
-    dequantized weights by name, with their settings; transformers is a folder that AutoModelForCausalLM and
+    ARTIFACT is a file, the folder of a run, or hf:USER/NAME[@REVISION]; the last is exported to the working
+    directory. html is a page with the model inside, which runs in a browser without a network; safetensors is a
+    folder of dequantized weights by name, with their settings; transformers is a folder that AutoModelForCausalLM and
     AutoTokenizer load without caddie, given trust_remote_code=True, which runs the code in that folder.
     """
     from caddie.share.export import export as write
@@ -105,7 +105,7 @@ def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...])
     --tasks, --limit and --output_path; they come after ARTIFACT. The model type is registered as `caddie` by importing
     caddie.share.lm_eval_model.
     """
-    path = load_artifact(artifact, parts).path  # the harness takes long to say what is wrong with it
+    path = load_artifact(artifact, parts).path  # first, as the harness takes long to report a bad artifact
     try:
         from lm_eval.__main__ import cli_evaluate
 
@@ -123,7 +123,7 @@ def lm_eval(artifact: Path, arguments: tuple[str, ...], parts: tuple[Path, ...])
 @click.option("--github-id", required=True, help="The author's name on GitHub.")
 @click.option("--name", help="Title; the recipe's name unless set.")
 @click.option("--against", metavar="RECORD", help="Recipe with published scores, or a submission, to compare with.")
-@click.option("--non-record", is_flag=True, help="Write for the track without a limit of time.")
+@click.option("--non-record", is_flag=True, help="Write for the contest's track without a time limit.")
 @options("json", "quiet")
 def submit(runs: tuple[Path, ...], out: Path, as_json: bool, quiet: bool, **about: Any) -> None:
     """Write a submission folder for the contest.

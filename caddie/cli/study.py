@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 _run_options = all_of(
     options("data", "out", "json", "quiet"),
-    click.option("--price", type=Finite(0), help="Price per GPU-hour, in any currency, to report the cost."),
-    click.option("--retry", is_flag=True, help="Run again what failed."),
-    click.option("--on", metavar="WHERE", default="local", help="local, ray[:ADDRESS] or slurm[:PARTITION]."),
+    click.option("--price", type=Finite(0), help="Price per GPU-hour, or machine-hour without a GPU, in any currency."),
+    click.option("--retry", is_flag=True, help="Repeat failed runs."),
+    click.option("--on", metavar="WHERE", default="local", help="Executor: local, ray[:ADDRESS] or slurm[:PARTITION]."),
     click.option("--cores", type=click.IntRange(0), default=0, help="Cores of each run on a cluster."),
     click.option(
         "--gpus", type=click.IntRange(0), default=0, help="GPUs of each run; 0: one if available, none on Slurm."
@@ -68,7 +68,7 @@ _budget_options = all_of(
 
 
 def _budget(options: dict[str, Any]) -> dict[str, Any]:
-    """Take these options out of all and return the study settings that they mean."""
+    """Remove the options of `_budget_options` and return the `seeds` and `budget` of a study that they give."""
     from caddie.lab.study import EqualBudget, ModelledSeconds, Seconds, Steps, Tokens
 
     kinds: dict[str, type[EqualBudget]] = {"seconds": Seconds, "steps": Steps, "tokens": Tokens}
@@ -82,20 +82,20 @@ def _budget(options: dict[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @click.argument("definition", metavar="FILE.py[:NAME]")
-@click.option("--holdout", metavar="TEXT", help="Score the finished runs on TEXT, which none has seen.")
+@click.option("--holdout", metavar="TEXT", help="Score the finished runs on TEXT, which no run has seen.")
 @click.option("--select", "greedy", is_flag=True, help="Greedy selection: add the best entry until none is better.")
 @click.option("--ladder", "as_ladder", is_flag=True, help="Run the study at each of its scales and compare them.")
 @click.option(
     "--fraction",
     type=Finite(0, 1, min_open=True),
-    help="Give each run this fraction of its budget, as a study of its own.",
+    help="Give each run this fraction of its budget, as a separate study.",
 )
 @click.option(
     "--background", is_flag=True, help="Run without the terminal, one run per GPU or else per core; return at once."
 )
 @click.option("--nice", type=click.IntRange(0, 19), help="Niceness of the runs; 10 with --background.")
 @click.option("--status", is_flag=True, help="Print the study's progress and exit.")
-@click.option("--estimate", is_flag=True, help="Print the core hours that the runs left take, and run none.")
+@click.option("--estimate", is_flag=True, help="Print the core hours that the remaining runs take, and run none.")
 @_run_options
 def study(
     definition: str,
@@ -179,7 +179,7 @@ def ablate(recipe: str, settings: tuple[str, ...], parts: tuple[Path, ...], **ho
 @recipe_argument("recipe")
 @settings_option("values", "PATH=V1,V2...", required=True)
 @click.option(
-    "--random", "drawn", type=click.IntRange(1), metavar="N", help="Draw N random combinations; PATH=LOW..HIGH too."
+    "--random", "drawn", type=click.IntRange(1), metavar="N", help="Draw N random combinations; allows PATH=LOW..HIGH."
 )
 @click.option(
     "--search", "sampler", metavar="SAMPLER", help="Search with a sampler of Optuna: tpe, gp, nsgaii or random."
@@ -201,8 +201,8 @@ def sweep(
 ) -> int:
     """Run RECIPE with other values and judge each.
 
-    Runs all combinations, N random ones, or those that a search proposes. If some paths
-    have several values, those with one are set in RECIPE too.
+    Runs all combinations, N random ones, or those that a search proposes. If any path
+    has several values, paths with one value change RECIPE itself too.
     """
     from caddie.lab.search import Between, draw, read_space, search
     from caddie.lab.study import Study
@@ -229,7 +229,7 @@ def sweep(
 
 @click.command(hidden=True)
 @click.argument("job", type=FILE)
-@click.option("--with-parent", is_flag=True, help="End when standard input does.")
+@click.option("--with-parent", is_flag=True, help="End when standard input ends.")
 @options("gpus")
 def trial(job: Path, with_parent: bool, gpus: int) -> int:
     """Run the JOB of a study, as one of its processes or on another machine."""
@@ -249,7 +249,7 @@ def trial(job: Path, with_parent: bool, gpus: int) -> int:
 
 
 def _estimate(study: Study, *, data: str | None, out: Path, as_json: bool, **how: Any) -> int:
-    """Print the hours of a study's runs, and write them beside its results, for the page of its claims."""
+    """Print the hours of a study's runs, and write them to `estimate.json` beside its results."""
     from caddie.doctor.study_hours import study_hours
     from caddie.files import write_json
     from caddie.lab.rows import ESTIMATE
@@ -264,7 +264,7 @@ def _estimate(study: Study, *, data: str | None, out: Path, as_json: bool, **how
 
 
 def _begin(study: Study, nice: int | None, *, data: str | None, out: Path, as_json: bool, **how: Any) -> int:
-    """Begin a study in the background, after what can be checked at once, and print how to follow and stop it."""
+    """Check a study, begin it in the background, and print how to follow and stop it."""
     import torch
 
     from caddie.lab.background import NICE, STUDY_LOG, begin
@@ -275,6 +275,7 @@ def _begin(study: Study, nice: int | None, *, data: str | None, out: Path, as_js
     check_text_named(study.base, data)
     check_source(data)
     checked_recipes(study)
+    _executor(how["on"], how["workers"] or 1, how["gpus"], how["cores"])
     typed = [word for word in sys.argv[1:] if word != "--background"]
     arguments = [*typed, *(["--nice", str(NICE)] if nice is None else [])]
     if how["workers"] is None and how["on"] == "local":
@@ -309,7 +310,7 @@ def _run(
     from caddie.run.resolve_corpus import check_text_named
 
     check_text_named(study.base, how["data"])
-    how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may begin with one
+    how["keep_checkpoints"] |= method is not None  # the next round, scale or trial may start from one
     how |= {"executor": _executor(on, workers or 1, gpus, cores), "folder": out}
     typed, runs = typed_command(), len(study.labels) * len(study.seeds)
     with resume_hint(typed), Display(quiet=quiet) as display:
@@ -350,4 +351,5 @@ def _print(found: Results | Selection | Ladder, as_json: bool) -> int:
     facts = {"study": found.study.name, "results": str(found.folder / RESULTS), "report": str(found.folder / REPORT)}
     facts |= {name: found.facts[name] for name in ("found", "verdicts", "board", "failed", "notes", "cost")}
     tell(facts, as_json, f"{found}\n\nreport  {found.folder / REPORT}")
-    return 0 if found.facts["verdicts"] or not found.study.entries else 1  # nothing could be judged
+    judged = any(one["difference"] is not None for one in found.facts["verdicts"])
+    return 0 if judged or not found.study.entries else 1

@@ -21,7 +21,7 @@ def parse_assignment(text: str) -> tuple[str, object]:
 
 
 def parse_value(text: str) -> object:
-    """Parse a value of a command line, which is text if it is nothing else; `UserError` for what is set twice in it."""
+    """Parse a value of a command line, as text if nothing else fits; `UserError` if it sets something twice."""
     if text.lower() in ("none", "null"):
         return None
     try:
@@ -46,7 +46,7 @@ def assignments(texts: Iterable[str], parse: Callable[[str], tuple[str, Any]] = 
 
 
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a mapping of these pairs; `UserError` if a key stands there twice, where the last alone would count."""
+    """Return a mapping of these pairs; `UserError` for a repeated key, of which only the last value would count."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]

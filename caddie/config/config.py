@@ -120,7 +120,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def variants(socket: type[Config]) -> dict[str, type[Config]]:
-    """Return name to class of all that fit a socket: the class itself if concrete, and its subclasses."""
+    """Return name to class of everything that fits a socket: the class itself if concrete, and its subclasses."""
     found = {} if inspect.isabstract(socket) else {socket.__name__: socket}
     for subclass in socket.__subclasses__():
         found.update(variants(subclass))
@@ -147,12 +147,12 @@ def plain(value: object) -> object:
 
 
 def _number(value: Any) -> Any:
-    """Return a number of NumPy's or PyTorch's as Python's, and anything else as it is."""
+    """Return a NumPy or PyTorch scalar as a Python number, and anything else as it is."""
     return value.item() if getattr(value, "dtype", None) and getattr(value, "shape", None) == () else value
 
 
 def show(value: object) -> str:
-    """Return one line for people, as it could be typed after `PATH=`."""
+    """Return a value as one line for people, as it could be typed after `PATH=`."""
     if isinstance(value, Config):
         shown = ", ".join(
             f"{field.name}={json.dumps(item) if isinstance(item, str) else show(item)}"
@@ -242,7 +242,7 @@ def _coerce_config(value: object, socket: type[Config], name: str) -> Config:
                 hint = f'; for a file write {" or ".join(readers)}(path="FILE")'
             if not hint and kind.isidentifier() and len(kind) <= 40:
                 hint = f"; `caddie techniques {kind}` looks the word up"
-            value = kind  # its settings are not what is wrong
+            value = kind  # the kind is wrong, not its settings
         raise UserError(f"{name or 'config'} must be one of {', '.join(sorted(known))}, not {_shortened(value)}{hint}")
     cls, where = known[kind], f"{name}: " if name else ""
     for setting in settings:
@@ -277,12 +277,12 @@ def _coerce_scalar(value: object, annotation: type, name: str) -> Any:
 
 
 def _bound(value: float) -> str:
-    """Write whole numbers out: 1.04858e+06 would name neither the bound nor the next number."""
+    """Format a bound, whole numbers with all digits: 1.04858e+06 would not be the exact bound."""
     return f"{value:,.0f}" if value % 1 == 0 and abs(value) < 1e15 else f"{value:,g}"
 
 
 def _changed(node: Any, changes: Sequence[tuple[Sequence[str], Any]], path: str) -> Any:
-    """Return `node` with all changes, paths split at the dots and values, made at once, for some depend on others."""
+    """Return `node` with all `changes` (path split at dots, value) made at once, because some depend on others."""
     if isinstance(node, Mapping):
         for parts, value in changes:
             node = _changed_mapping(node, parts, value, path)
@@ -314,7 +314,7 @@ def _changed_mapping(node: Mapping[str, Any], parts: Sequence[str], value: objec
         if key in node:
             try:
                 return {**node, key: _changed(node[key], [(parts[length:], value)], _join(path, key))}
-            except _NoSuchPath:  # unless it is a new rule, whose name begins like that of another
+            except _NoSuchPath:  # unless it is a new rule whose name begins like an existing one
                 if not isinstance(value, Config) and not (isinstance(value, Mapping) and "kind" in value):
                     raise
     key = ".".join(parts)
@@ -336,7 +336,7 @@ def _join(path: str, name: str) -> str:
 
 
 def differences(a: object, b: object, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each path of the diff from `a` to `b` with the value of `a`, which may be `ABSENT`, and that of `b`."""
+    """Yield each path of the diff from `a` to `b`, with its value in `a`, which may be `ABSENT`, and in `b`."""
     if isinstance(a, Config) and isinstance(b, Config) and type(a) is type(b):
         a, b = _settings(a), _settings(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping) and [*b][: len(a)] == [*a]:

@@ -16,9 +16,9 @@ def descriptions(cls: type[Config]) -> dict[str, str]:
     """Return field name to the string written below the field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if is_dataclass(base) and base is not Config:  # also one that only hands its fields on
+        if is_dataclass(base) and base is not Config:  # also a base that only passes its fields on
             in_module = _classes(sys.modules[base.__module__])
-            written = in_module.get(base.__qualname__) or _classes(base)[base.__name__]  # the latter: in a function
+            written = in_module.get(base.__qualname__) or _classes(base)[base.__name__]  # a class in a function
             for statement, following in pairwise(written.body):
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                     if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):

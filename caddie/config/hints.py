@@ -10,14 +10,14 @@ from caddie.config.renamed import modernized_path
 
 @cache
 def names_elsewhere() -> dict[str, list[str]]:
-    """Return setting to its names elsewhere, from the table beside this module, which a bundle of source leaves out."""
+    """Return setting to its names in other programs, from `names_elsewhere.txt`; empty in a bundle, which lacks it."""
     table = Path(__file__).with_name("names_elsewhere.txt")
     lines = table.read_text(encoding="utf-8").splitlines()[1:] if table.is_file() else []
     return {setting: names.split() for setting, names in (line.split(" | ") for line in lines)}
 
 
 def hint_at(path: str, known: Sequence[str]) -> str:
-    """Return the end of a message on an unknown path: the one of `known` that is meant, or where to look it up."""
+    """Return a hint for an unknown path: the path in `known` that is probably meant, or where to look it up."""
     if path == "seed":
         return "; a run takes it by --seed"
     now = modernized_path(path)
@@ -28,18 +28,18 @@ def hint_at(path: str, known: Sequence[str]) -> str:
 
 
 def hint_elsewhere(path: str, known: Sequence[str] | None = None) -> str:
-    """Return a hint at the setting, one of `known`, that other programs call so; else an empty string."""
+    """Return a hint at the setting, in `known` if given, with this name in other programs; else an empty string."""
     ours = setting_called(path.rpartition(".")[2])
     return f" (did you mean {ours}?)" if ours and (known is None or ours in known) else ""
 
 
 def setting_called(word: str) -> str | None:
-    """Return the setting that other programs call by this word; None if it is no such word."""
+    """Return the setting that other programs call by this word; None if there is none."""
     return next((ours for ours, names in names_elsewhere().items() if word.lower() in names), None)
 
 
 def _similar(path: str, known: Sequence[str]) -> str:
-    """Return a hint at the path spelled most alike: whole, beside the one meant, or by its last part alone."""
+    """Return a hint at the path spelled most like `path`: as a whole, among its siblings, or by its last part."""
     parent, _, last = path.rpartition(".")
     siblings = [one for one in known if parent and one.rpartition(".")[0] == parent]
     by_last: dict[str, str] = {}

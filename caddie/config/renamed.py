@@ -67,7 +67,7 @@ def modernized(value: Any) -> Any:
 
 
 def _exception(exception: Any) -> Any:
-    """Return what one layer has of its own, by dotted paths that begin at a block, with today's names."""
+    """Return the exceptions of one layer, by dotted paths that begin at a block, with today's names."""
     if not isinstance(exception, Mapping):
         return exception
     paths = {path: modernized_path(f"block.{path}").removeprefix("block.") for path in exception}

@@ -54,7 +54,7 @@ class TrainProgress:
 def progress_at(fraction: float, budget: Budget = Budget(seconds=1.0)) -> TrainProgress:
     """Return the first progress at which that fraction of the budget is spent."""
     step = math.ceil(fraction * budget.steps) if budget.steps else 0
-    if budget.steps and step > 0 and (step - 1) / budget.steps >= fraction:  # 0.07 of 100 is above 7
+    if budget.steps and step > 0 and (step - 1) / budget.steps >= fraction:  # in floats 0.07 * 100 is above 7
         step -= 1
     return TrainProgress(step, fraction * (budget.seconds or 0.0), budget)
 
@@ -67,7 +67,7 @@ class Schedule(Config):
         """Return the value at `train_progress`."""
 
     def ends(self) -> tuple["Number", ...]:
-        """Return the values between which the schedule stays, where settings say them; bounds are checked on these."""
+        """Return the values that bound the schedule, where its settings state them; ranges are checked on these."""
         return ()
 
 
@@ -133,14 +133,14 @@ class Warmdown(Schedule):
 
 
 class Rewarmed(Schedule):
-    """Another schedule, warmed up anew over some steps after each change of the run, such as longer rows.
+    """Another schedule with a new warm-up over some steps after each change of the run, such as longer rows.
 
-    Where a change came, in steps, is estimated from the mean step time so far. So with a budget of seconds, if steps
-    take k times as long from then on, the warm-up has about `steps` / k steps.
+    The step of a change is estimated from the mean step time so far. So with a budget of seconds, if steps take k times
+    as long from then on, the warm-up has about `steps` / k steps.
     """
 
     of: Number
-    """The value without the warm-ups."""
+    """Value without the warm-ups."""
     begins: tuple[Fraction, ...]
     """Progress at which each change comes, rising."""
     steps: Count = 32
@@ -206,12 +206,12 @@ MOST_PIECES = 64
 
 
 class PiecewiseConstant(Schedule):
-    """Piecewise constant over progress: depth recurrence from 35 % of the run on (L3), longer rows, a larger batch."""
+    """Piecewise constant over progress: depth recurrence from 35 % on (3LayerRecur), longer rows, a larger batch."""
 
     values: tuple[float, ...]
     """Value of each piece."""
     begins: tuple[Fraction, ...]
-    """Progress at which each piece but the first begins, rising; a piece from 1 on is for packing and scoring alone."""
+    """Progress at which each piece but the first begins, rising; a piece from 1 on is only for packing and scoring."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,7 +239,7 @@ class _EachPiece(Range):
 
 
 IntSchedule = Annotated[int | PiecewiseConstant, _EachPiece(1, 1 << 40)]
-"""Integer of at least one, or one in pieces."""
+"""Integer of at least one, or a piecewise constant one."""
 
 
 def int_at(number: IntSchedule, train_progress: TrainProgress) -> int:

@@ -1,7 +1,7 @@
-"""User's own Python files: recipes and studies named FILE.py:NAME, and parts that an artifact needs, named `--parts`.
+"""Users' Python files: recipes and studies named FILE.py:NAME, and files that an artifact needs, given by `--parts`.
 
-An artifact holds no code. Where its settings are of classes in a user's file, it states the file's name and hash, and
-whoever reads it supplies the file. No file is run that was not named.
+An artifact holds no user's code. If its settings have classes of a user's file, it states the file's name and hash, and
+the reader supplies the file. Only files that were named are executed.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class UserFile:
 
 _MOST = 16
 _run = dict[str, UserFile]()
-"""Hash to each file whose classes this process has."""
+"""SHA-256 to each file whose classes this process has loaded."""
 
 
 class _Source(InspectLoader):
@@ -63,7 +63,7 @@ class _Source(InspectLoader):
 
 
 def split_name(name: str) -> tuple[Path, str]:
-    """Return the file and NAME of FILE.py:NAME; "" where a file stands alone."""
+    """Return the file and NAME of FILE.py:NAME; "" if there is no NAME."""
     path, colon, attribute = name.rpartition(":")
     return (Path(path), attribute) if colon and path.endswith(".py") else (Path(name), "")
 
@@ -93,7 +93,7 @@ def execute(path: Path, source: bytes | None = None) -> dict[str, object]:
 @cache
 def _executed(place: Path, path: Path, source: bytes) -> Mapping[str, object]:
     loader = _Source(path, source)
-    # Files of one name are different modules, and so is a file that was changed: classes are found by their modules.
+    # Files of one name need different modules, and so does a changed file: classes are found by their modules.
     key = hashlib.sha256(str(place).encode() + source).hexdigest()[:8]
     spec = importlib.util.spec_from_loader(f"caddie_user_{path.stem}_{key}", loader, origin=str(path))
     assert spec is not None
@@ -113,7 +113,7 @@ def _executed(place: Path, path: Path, source: bytes) -> Mapping[str, object]:
 
 
 def user_files(*nodes: object) -> tuple[UserFile, ...]:
-    """Return the files of the classes in configs that are not caddie's, by name.
+    """Return the users' files that define classes of these configs, sorted by file name.
 
     Raises `UserError` for a class that is defined in no file, and for two files of one name.
     """
@@ -163,10 +163,11 @@ def read_stated(value: object) -> tuple[Stated, ...]:
 
 
 def supply(stated: Sequence[Stated], given: Sequence[Path], holder: Path, kept: Path | None = None) -> list[UserFile]:
-    """Run the files that `holder`, an artifact or a run folder, needs; return them, each at the place it was given.
+    """Run the files that `holder`, an artifact or a run folder, needs; return them, with the paths given.
 
-    One that this process has run already need not be given. `kept` is a folder that may have copies; they are not run,
-    but the error for a missing file names them. Raises `UserError` for a file that is missing, fails, or is not needed.
+    A file that this process has run already need not be given. `kept` is a folder that may have copies; they are not
+    run, but the error for a missing file names them. Raises `UserError` for a file that is missing, fails, or is not
+    needed.
     """
     files = {file.stated.sha256: file for file in (UserFile(path, read_source(path)) for path in given)}
     needs = " and ".join(f"{one.name} (SHA-256 {one.sha256[:16]}…)" for one in stated)

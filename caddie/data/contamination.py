@@ -1,6 +1,6 @@
-"""Held-out text that stands in the training text too, by n-grams of tokens (Brown et al. 2020, appendix C).
+"""Held-out text that is in the training text too, found by n-grams of tokens (Brown et al. 2020, appendix C).
 
-Hashes of documents find equal documents alone; one changed letter changes a few n-grams of a thousand.
+Document hashes find only equal documents; one changed letter changes a few n-grams of a thousand.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from caddie.data.shards import Tokens, read
 from caddie.runtime.progress import SILENT, Progress
 
 _ALL_TOKENS = 1 << 26
-"""Tokens of both texts together up to which every n-gram is checked; of more, only a sample of n-grams is."""
+"""Most tokens of both texts together for which every n-gram is checked; of longer texts a sample is."""
 _FIRST = 3
-"""First tokens of an n-gram, whose hash decides if it is in the sample."""
+"""Number of first tokens of an n-gram, whose hash decides if the n-gram is in the sample."""
 _CHUNK = 1 << 17
 _FILTER_BITS = 24
 _FILTER_SHIFT = np.uint64(64 - _FILTER_BITS)
@@ -25,7 +25,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Shared(NamedTuple):
-    """N-grams of each held-out document, (documents,): those looked at, and those that stand in training text."""
+    """Number of n-grams of each held-out document, (documents,): all checked, and those also in training text."""
 
     counted: Counts
     shared: Counts
@@ -36,8 +36,8 @@ def shared_ngrams(
 ) -> Shared:
     """Count the n-grams of `length` tokens of held-out documents, and those that training shards have too.
 
-    N-grams begin and end in one document. Of long texts a part is looked at, which `seed` draws by an n-gram's first
-    tokens, so that it is the same part of both. Memory holds the held-out text, its n-grams and a chunk.
+    N-grams begin and end in one document. Of long texts a sample is checked. `seed` draws it by an n-gram's first
+    tokens, so both texts give the same sample. Memory holds the held-out text, its n-grams and a chunk.
     """
     total = sum(map(len, shards))
     part = (len(held_out) + total) // _ALL_TOKENS + 1
@@ -49,11 +49,11 @@ def shared_ngrams(
     known, which = np.unique(hashes[inside], return_inverse=True)
     found, maybe = np.zeros(len(known) + 1, bool), np.zeros(1 << _FILTER_BITS, bool)
     maybe[known >> _FILTER_SHIFT] = True
-    padded = np.append(known, np.uint64(0))  # of a plain 0 NumPy would make floats, of 53 bits
+    padded = np.append(known, np.uint64(0))  # NumPy would turn a plain 0 into floats, of 53 bits
     done = 0
     for chunk in _chunks(shards, length):
         met = _ngrams(chunk, factors, part)[1]
-        met = met[maybe[met >> _FILTER_SHIFT]]  # most are none of these, and a search takes longer
+        met = met[maybe[met >> _FILTER_SHIFT]]  # drops most at once; the search takes longer
         at = np.searchsorted(known, met)
         found[at[padded[at] == met]] = True
         done += len(chunk)

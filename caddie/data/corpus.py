@@ -34,7 +34,7 @@ _MOST_STATED = 1.0005
 TOKEN_BYTES = 4096
 """Most bytes of held-out text per token, on average."""
 _DRAWN = 256
-"""Held-out documents, drawn at random, whose hashes of the other kind are looked up among the training documents'."""
+"""Number of random held-out documents whose hash of the other kind is looked up in the training documents' hashes."""
 
 
 class Corpus:
@@ -115,7 +115,7 @@ class Corpus:
         split = self.manifest.validation
         shards = [shard.file for shard in (*split.shards, *split.byte_counts)]
         paths = [self.folder.resolve() / name for name in (self.manifest.tokenizer.file, VALIDATION_TEXT, *shards)]
-        there = filter(os.path.exists, paths)  # False too for a name that is too long to be one
+        there = filter(os.path.exists, paths)  # also False for a name too long for the file system
         state = [file_state(path) for path in there]
         return hashlib.sha256(repr((self.manifest, state)).encode()).hexdigest()
 
@@ -174,15 +174,15 @@ class Corpus:
         other: HashKind = "tokens" if self.manifest.hashed == "documents" else "documents"
         tokenizer, shards = self.tokenizer(), [self.validation_tokens()] if validation.shards else []
         documents = list(split_documents(shards, tokenizer.bos))
-        drawn = random.SystemRandom().sample(documents, min(_DRAWN, len(documents)))  # nobody knows beforehand which
+        drawn = random.SystemRandom().sample(documents, min(_DRAWN, len(documents)))  # so nobody can prepare for them
         if overlap := sum(tokens_hash(tokenizer, ids, other) in hashes["train"] for ids in drawn):
             leaked = f"{overlap:,} of {len(drawn):,} validation documents drawn from {self.folder}"
             raise UserError(f"{leaked} are training documents too, by hashes of {other}; a score means little")
 
     def shows_hashed_tokens(self) -> bool:
-        """Return True if a training shard proves that the training documents are known by their ids.
+        """Return True if a training shard proves that the hashes of training documents are hashes of their ids.
 
-        A stranger's hashes of ids may be hashes of text, among which no held-out ids are ever found.
+        A stranger's manifest may call hashes of text hashes of ids; no held-out document is ever found among them.
         """
         if self.manifest.hashed != "tokens" or not self.manifest.train.shards:
             return False
@@ -193,7 +193,7 @@ class Corpus:
     def check_spelled(self) -> None:
         """Raise `UserError` if the held-out text has characters that no tokens spell.
 
-        One unknown token may stand for any of them, and then a score would charge for less than the text.
+        One unknown token may stand for any of them; the score would then cover less than the text.
         """
         if self.manifest.byte_source != "documents":
             return
@@ -230,14 +230,14 @@ class Corpus:
                 raise UserError(f"{path}: changed since it was prepared; prepare the data again")
 
     def check_unchanged(self) -> None:
-        """Hash the shards again that were written since `check_shards`; `UserError` names one that has changed."""
+        """Hash again the shards that were written since `check_shards`; `UserError` names one that has changed."""
         for shard, state in self._hashed.items():
             path = self.folder / shard.file
             if path.exists() and file_state(path) != state and file_sha256(path) != shard.sha256:
                 raise UserError(f"{path} was changed while it was in use; prepare the data again, and start anew")
 
     def open(self, shard: Shard) -> Tokens:
-        """Return the tokens of a shard; `UserError` if their number is not that of the manifest."""
+        """Return the tokens of a shard; `UserError` if the manifest states another number."""
         tokens, stated = open_shard(path := self.folder / shard.file), f"the manifest says {shard.tokens:,}"
         if len(tokens) != shard.tokens:
             raise UserError(f"{path}: {len(tokens):,} tokens, but {stated}; prepare the data again")
@@ -255,7 +255,7 @@ def write(
 
 
 def load_counted(folder: Path) -> Corpus:
-    """Return the corpus that this process has just written, and so encoded and counted."""
+    """Return the corpus that this process has just written; its held-out text need not be counted again."""
     made = Corpus.load(folder)
     split = made.manifest.validation
     if min(split.source_bytes, split.normalized_bytes, split.table_bytes) > 0:
@@ -264,7 +264,7 @@ def load_counted(folder: Path) -> Corpus:
 
 
 def is_corpus(folder: Path) -> bool:
-    """True if a folder holds a finished preparation."""
+    """True if a folder holds a finished corpus."""
     return (folder / MANIFEST).is_file() and (folder / DOCUMENTS).is_file()
 
 
@@ -298,7 +298,7 @@ def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress
 
 
 def file_state(path: Path) -> FileState:
-    """Return path, bytes and time in nanoseconds of a file: another if it was written since."""
+    """Return path, bytes and modification time in nanoseconds of a file; a write changes them."""
     status = path.stat()
     return str(path), status.st_size, status.st_mtime_ns
 

@@ -1,4 +1,4 @@
-"""Documents, non-empty runs of UTF-8 bytes: of text, JSON lines, Parquet, folders, the hub, or Python's library."""
+"""Documents (non-empty UTF-8 bytes) from text, JSON lines, Parquet, folders, the hub, or Python's library."""
 
 import hashlib
 import io
@@ -37,9 +37,9 @@ OWN_FOLDERS = (
     {"tokenizer.bin", "validation.jsonl.zst"},
     {"recipe.json", "log.jsonl"},
 )
-"""Files by which a corpus, one that lost its manifest, and a run are known; their folders are no text."""
+"""Files that mark the folder of a corpus, of a corpus without manifest, and of a run; such a folder is no text."""
 HASHED_BYTES = 1 << 28
-"""Most bytes of a source that every command hashes before it begins, in a second or so."""
+"""Most bytes of a source that every command hashes before it begins; this takes about a second."""
 UNCUT_BYTES = 1 << 16
 PIECE_BYTES = 1 << 14
 BLANK_LINE, LINE_END = re.compile(rb"\n[ \t\r]*\n"), re.compile(rb"\n")
@@ -57,17 +57,17 @@ class Source:
     column: str | None = None
     """Column of Parquet, or key of JSON lines, that holds the text, in place of "text"."""
     snapshot: Snapshot | None = None
-    """Fetches the files of a data set on the hub, each when it is read first."""
+    """Fetches each file of a data set on the hub when it is first read."""
 
     def documents(
         self, skipped: list[Path] | None = None, progress: Progress = SILENT, *, whole: bool = False
     ) -> Iterator[bytes]:
         """Yield every document in order; files that are not text are added to `skipped`.
 
-        A file is one document, and so is each line of JSON lines (.jsonl, .ndjson), under the key "text", and each row
-        of Parquet (.parquet), in the column "text" or the only one of text. A document of more than 64 KiB that has
-        none beside it is `cut`, unless all are to be `whole`. Files may be compressed (.gz, .xz, .zst). Raises
-        `UserError`, which names file and line, for what cannot be read.
+        A text file is one document. So is each line of JSON lines (.jsonl, .ndjson), by the key "text", and each row of
+        Parquet (.parquet), by the column "text" or the only column of text. A single document of more than 64 KiB is
+        `cut`, unless `whole` is set. Files may be compressed (.gz, .xz, .zst). Raises `UserError`, which names file and
+        line, for input that cannot be read.
         """
         found = self._texts(skipped, progress)
         first, second = next(found, None), next(found, None)
@@ -78,7 +78,7 @@ class Source:
             yield from found
 
     def _texts(self, skipped: list[Path] | None, progress: Progress) -> Iterator[bytes]:
-        """Yield the documents before a lone one is cut."""
+        """Yield the documents, without cutting a single one."""
         names = self._names_on_hub()
         if self.snapshot:
             self.snapshot.check_room(names)
@@ -103,7 +103,7 @@ class Source:
     def fingerprint(self) -> str:
         """Return a hexadecimal SHA-256 of the name and content of every file, so that a copy is the same text.
 
-        Files of more than `HASHED_BYTES` together count by path, size and time, those on the hub by its commit.
+        Files of more than `HASHED_BYTES` together are identified by path, size and time, files on the hub by commit.
         """
         named = () if self.column is None else (self.column,)
         if self.snapshot:
@@ -125,7 +125,7 @@ def find(source: str | Path | None, column: str | None = None) -> Source:
     """Return the source at a path, on the hub for `hf:NAME[:SPLIT]`, or Python's standard library for None or `stdlib`.
 
     `column` names the column of Parquet, or the key of JSON lines, that holds the text. Raises `UserError` if the
-    source is missing, or has no such files.
+    source is missing or has no files, or if a column is named for neither Parquet nor JSON lines.
     """
     found = _found(source)
     if column is not None and not any(map(_is_rows, found.files)):
@@ -147,7 +147,7 @@ def _found(source: str | Path | None) -> Source:
     named = expanded(source)
     path = named.resolve()
     if path.is_file() and (_is_rows(named) or named.suffix.lower() in _UNPACKERS):
-        path = named.parent.resolve() / named.name  # a link, as of the hub's cache, to a file named by its hash
+        path = named.parent.resolve() / named.name  # the hub's cache links to files named by hash
     check_utf8(path)
     if path.is_dir():
         files = tuple(_walk(path, re.compile(r"\..*")))
@@ -155,7 +155,7 @@ def _found(source: str | Path | None) -> Source:
             raise UserError(f"{path}: the folder holds no files; give a text file, JSON lines or a folder of them")
         return Source(path.name, str(path), files, tolerant=True)
     if not path.is_file():
-        if named.exists():  # a pipe's resolved path does not
+        if named.exists():  # the resolved path of a pipe does not exist
             raise UserError(f"{source}: not a regular file; save the text in one")
         raise UserError(
             f"{source}: no such file or folder; give text, JSON lines, Parquet, a folder, {HUB}NAME or {LIBRARY}"
@@ -166,8 +166,8 @@ def _found(source: str | Path | None) -> Source:
 def _data_set(name: str) -> Source:
     """Return the source of a data set on the hub, NAME or NAME:SPLIT, whose files are kept in `DOWNLOADS`.
 
-    A split is the folder or the beginning of the name of its files, `train` if none is named. A data set without files
-    of text is taken from the hub's conversion of it to Parquet.
+    A split is the folder of its files or the start of their names; by default it is `train`, or all files if there is
+    no `train`. For a data set without files of text, the hub's conversion to Parquet is used.
     """
     repository, _, split = name.partition(":")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repository):
@@ -178,13 +178,15 @@ def _data_set(name: str) -> Source:
         snapshot = on_hub(repository, CONVERTED, folder.with_name(f"{folder.name}--parquet"))
     rows = list(filter(_is_rows, snapshot.sizes))
     wanted = re.compile(rf"(.*/)?{re.escape(split or 'train')}([/._-].*)?")
-    files = list(filter(wanted.fullmatch, rows)) or ([] if split else rows)
+    files = list(filter(wanted.fullmatch, rows))
+    part = split or ("train" if files else "all files")
+    files = files or ([] if split else rows)
     files = [path for path in files if path.lower().endswith(PARQUET)] or files
     if not files:
         there = f"its files are {', '.join(rows[:4])}{', …' if len(rows) > 4 else ''}" if rows else "it has no rows"
         raise UserError(f"{repository} has no split {split}: {there}")
     commit = snapshot.origin.commit[:12] if snapshot.origin else ""
-    description = f"{repository} at {commit}, {split or 'train'}"
+    description = f"{repository} at {commit}, {part}"
     paths = tuple(snapshot.folder / path for path in sorted(files))
     return Source(repository.rpartition("/")[2], description, paths, tolerant=False, snapshot=snapshot)
 
@@ -208,7 +210,7 @@ def cut(text: bytes) -> Iterator[bytes]:
 
 
 def _walk(root: Path, skipped: re.Pattern[str]) -> Iterator[Path]:
-    """Yield the files below a folder in order, each folder once, linked ones too, without corpora and runs.
+    """Yield the files below a folder in order, without corpora and runs; links to folders are followed, once each.
 
     Raises `UserError` for a folder that cannot be read.
     """
@@ -237,7 +239,7 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {
     ".xz": lzma.LZMADecompressor,
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
 }
-"""Suffix to what makes an object that unpacks one part of a file, of which several may follow each other."""
+"""Suffix to the maker of a decompressor for one part of a file; a file may have several parts."""
 
 
 def _open(path: Path) -> BinaryIO:
@@ -248,8 +250,8 @@ def _open(path: Path) -> BinaryIO:
 class _Unpacked(io.RawIOBase):
     """Reads a compressed file of one part or several.
 
-    It raises an error for a truncated file, as zstandard's reader does not, and for bytes that are no further part,
-    with which lzma's reader leaves out the rest of the file. Zeros between parts are padding.
+    A truncated file is an error here, unlike in zstandard's reader. So are bytes after a part that begin no other one,
+    where lzma's reader silently drops the rest of the file. Zeros between parts are padding.
     """
 
     def __init__(self, file: BinaryIO, unpacker: Callable[[], Any]) -> None:
@@ -301,7 +303,7 @@ def _text(path: Path) -> bytes | None:
 
 
 def _parquet(path: Path, named: str | None) -> Iterator[bytes]:
-    """Yield the texts of a Parquet file, some rows in memory at a time, from the column `named`, else from one."""
+    """Yield the texts of the column `named` of a Parquet file, else of "text" or the only one, some rows at a time."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -19,7 +19,7 @@ from caddie.files import expanded, file_sha256
 from caddie.runtime.progress import Progress
 
 HELD_OUT = 50_000
-"""Documents of every validation set: the first of the documents' file."""
+"""Number of documents of every validation set: the first ones of the documents' file."""
 DOCUMENTS, DOCUMENTS_FACTS = "docs_selected.jsonl", "docs_selected.source_manifest.json"
 
 
@@ -159,9 +159,9 @@ def fetch_documents(
     """Return a corpus of the contest's documents under any tokenizer: bytes are counted from the documents.
 
     The first 50,000 are held out, as the contest does; training takes `train_shards` shards of 100 million tokens from
-    the rest, in the order of the file. The corpus is written to `folder`, where `existing` is for that of another text,
-    and the documents are kept in `downloads`. Raises `UserError` if they are not those of their side-car. Memory holds
-    the validation text, a shard, and about 0.2 kB a document.
+    the rest, in the order of the file. The corpus is written to `folder`; `existing` is for another text's corpus
+    there. The documents are kept in `downloads`. Raises `UserError` if they do not match their side-car. Memory holds
+    the validation text, a shard, and about 0.2 kB per document.
     """
     snapshot = place.snapshot(VARIANTS["sp1024"], downloads)
     paths = {Path(path).name: path for path in snapshot.sizes}
@@ -184,7 +184,7 @@ def fetch_documents(
 
 
 def _check_documents(documents: Path, facts: Path, progress: Progress) -> None:
-    """Raise `UserError` unless the documents are those of their side-car."""
+    """Raise `UserError` unless the documents match their side-car."""
     try:
         stated: Any = json.loads(facts.read_text())
         sha256, held_out = str(stated["docs_sha256"]), stated.get("docs_val", HELD_OUT)

@@ -1,4 +1,4 @@
-"""Files of a repository on the Hugging Face hub, of one commit, or of a copy of it on disk.
+"""Files of one commit of a repository on the Hugging Face hub, or of a copy on disk.
 
 Complete files are not fetched again, so the same command continues a download that was interrupted.
 """
@@ -18,11 +18,11 @@ from caddie.files import expanded, write_json
 from caddie.runtime.progress import Progress
 
 SOURCE = "source.json"
-"""File of a download's folder: repository, revision, commit, and the bytes of all its files."""
+"""File in a download's folder that states repository, revision, commit, and the bytes of each of its files."""
 Kind = Literal["dataset", "model"]
 """Kinds of repositories."""
 TOKEN = {"dataset": False, "model": None}
-"""Argument `token` of huggingface_hub: False sends none, and None that of the user, if there is one."""
+"""Argument `token` of huggingface_hub: False sends no token, None the user's token, if there is one."""
 ABSENT = {
     "dataset": "check repository and revision",
     "model": "check name and revision; a private one needs a token, HF_TOKEN or `hf auth login`",
@@ -42,16 +42,16 @@ class Origin:
     revision: str
     """Branch, tag or commit that was asked for."""
     commit: str
-    """Commit that it was."""
+    """Commit that the revision resolved to."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files of a repository in a folder: `fetch` brings one that is not there yet."""
+    """The files of a repository in a folder: `fetch` downloads a file that is not there yet."""
 
     folder: Path
     sizes: Mapping[str, int | None]
-    """Path below the folder to bytes, where the hub states them."""
+    """Path below the folder to size in bytes; None where the hub states none."""
     name: str
     """Repository, or folder on disk, for messages."""
     origin: Origin | None
@@ -74,7 +74,7 @@ class Snapshot:
         return path
 
     def check_room(self, names: list[str]) -> None:
-        """Raise `UserError` if the disk has no room for those of the files that must be fetched."""
+        """Raise `UserError` if the disk has no room for the files that must still be fetched."""
         if self.download is None:
             return
         left = [name for name in names if not self._complete(name)]
@@ -145,7 +145,7 @@ def list_files(repository: str, revision: str, folder: Path, kind: Kind) -> tupl
 
 
 def _held(path: Path) -> tuple[Origin, dict[str, int | None]] | None:
-    """Return what a folder says of its files; None if nothing was fetched into it yet."""
+    """Return origin and file sizes from a folder's `source.json`; None if nothing was fetched into it yet."""
     try:
         value: Any = json.loads(path.read_text())
         origin = Origin(*(str(value[name]) for name in ("repository", "revision", "commit")))
@@ -158,11 +158,11 @@ def _held(path: Path) -> tuple[Origin, dict[str, int | None]] | None:
 
 @contextmanager
 def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, doing: str = "fetch") -> Iterator[Any]:
-    """Yield huggingface_hub, which must neither write to the home folder nor call home; `what` is fetched by it.
+    """Yield huggingface_hub, without telemetry and without files in the home folder; `what` names what it fetches.
 
     It and its transfer library read these settings only from the environment, in part when they are first imported.
-    The user's token is read from where the library keeps it. Every error of theirs, and of the HTTP library below,
-    becomes one line that ends in `absent` where the hub has no such thing, else in `advice`.
+    The user's token is read from its usual place. Their errors, and those of the HTTP library below, become a
+    one-line `UserError` that ends in `absent` if the hub has no such thing, else in `advice`.
     """
     home = str(folder / ".cache" / "home")
     usual = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
@@ -191,7 +191,7 @@ def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, d
         missing = errors and (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
         if missing and isinstance(error, missing) and not isinstance(error, errors.LocalEntryNotFoundError):
             raise UserError(f"the hub does not have {what}; {absent}") from error
-        reason = first_line(error.__cause__ or error)  # of a failed upload the error itself says only which file
+        reason = first_line(error.__cause__ or error)  # for a failed upload, the error itself only names the file
         raise UserError(f"cannot {doing} {what} ({reason}); {advice}") from error
     finally:
         for name in wanted:

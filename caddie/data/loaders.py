@@ -67,7 +67,7 @@ class Batch:
 def hold_out(shards: Sequence[Tokens], tokens: int) -> tuple[list[Tokens], Tokens]:
     """Return the shards without their last `tokens` tokens, and these; `UserError` if nothing is left to train on.
 
-    What is held out may begin within a document, whose beginning is then trained on.
+    The held-out tokens may begin within a document; training then reads the start of that document.
     """
     kept, held = list(shards), np.empty(0, np.uint16)
     while kept and len(held) < tokens:
@@ -110,7 +110,7 @@ class SequentialStream(Loader):
     """
 
     begin: Begin = "seed"
-    """First position: drawn from the seed, so that seeds are independent, or the contest scripts' first shard."""
+    """First position: drawn from the seed, so seeds are independent, or the first shard's start, as in the contest."""
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
         _row_count(tokens, sequence_length)
@@ -122,8 +122,8 @@ class SequentialStream(Loader):
 class ShuffledSequences(Loader):
     """Read the rows of all shards in random order, each once per epoch.
 
-    Every epoch cuts each shard into rows at a new random offset. The ShuffledSequenceLoader of the records, except that
-    the order follows the run's seed, not the rank.
+    Every epoch cuts each shard into rows at a new random offset. This is the records' ShuffledSequenceLoader, except
+    that the order follows the run's seed, not the rank.
     """
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
@@ -133,9 +133,9 @@ class ShuffledSequences(Loader):
 class CoprimeStride(Loader):
     """Walk each shard by a random stride coprime to its number of blocks, mixing shards at random (#726).
 
-    Block k of a shard is (start + k * stride) modulo the blocks, so each is read once per epoch; the next shard is
-    drawn in proportion to the blocks it has left. #726 and #1060 also hold a batch to 8 shards at first and 32 after
-    1,800 batches, drawn by powers from 0.9 to 0.5 of what they have left; here any shard may be in any batch.
+    The k-th read of a shard is block (start + k * stride) modulo its blocks, so each block is read once per epoch. The
+    next shard is drawn in proportion to the blocks it has left. #726 and #1060 also limit a batch to 8 shards at first
+    and 32 after 1,800 batches, drawn by powers from 0.9 to 0.5 of the blocks left; here a batch may mix any shards.
     """
 
     def build(self, shards: Sequence[Tokens], *, tokens: int, sequence_length: int, seed: int, bos: int) -> Stream:
@@ -145,11 +145,11 @@ class CoprimeStride(Loader):
 class PackedDocuments(Loader):
     """Pack consecutive documents into one long row, for an attention with the scope `document`.
 
-    The sequential order, except that a shard is read from its first document on and its tail is skipped.
+    The order is sequential, except that a shard is read from its first document on and its tail is skipped.
     """
 
     begin: Begin = "seed"
-    """First position: drawn from the seed, so that seeds are independent, or the contest scripts' first shard."""
+    """First position: drawn from the seed, so seeds are independent, or the first shard's start, as in the contest."""
 
     group: Count = 1
     """Consecutive micro-batches that must fit one shard together. The contest's scripts use the number of ranks."""
@@ -164,8 +164,8 @@ class PackedDocuments(Loader):
 def prefetched(make: Callable[[int], T], indices: Iterable[int], ready: int) -> Iterator[Generator[T]]:
     """Yield an iterator over `make(index)` in order, computed by a background thread, `ready` results ahead.
 
-    An exception of `make` is raised where its result is taken. The end of the block waits for the call in progress and
-    drops the others.
+    An exception of `make` is raised where its result is taken. Leaving the block waits for the call in progress and
+    cancels the others.
     """
     executor, remaining = ThreadPoolExecutor(1, "prefetch"), iter(indices)
     pending = deque(executor.submit(make, index) for index in islice(remaining, ready))

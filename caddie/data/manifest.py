@@ -1,4 +1,4 @@
-"""The manifest of a corpus: what it is made of, in one JSON file by which all of it can be checked."""
+"""Manifest of a corpus: one JSON file that states its parts, with hashes and counts to check all of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Split:
     tokens: int
     """Including the BOS of every document; 0 for training documents that were not encoded."""
     source_bytes: int
-    """Bytes of the documents; `Manifest.byte_source` names the count."""
+    """Bytes of the documents; `Manifest.byte_source` says how they were counted."""
     normalized_bytes: int
     """Bytes of the documents after encoding and decoding."""
     table_bytes: int
@@ -79,7 +79,7 @@ class TokenizerEntry:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *figures: int) -> TokenizerEntry:
-        """Return the entry of a tokenizer stored in the corpus folder; `figures` are those of its round trips."""
+        """Return the entry of a tokenizer stored in the corpus folder; `figures` make its `RoundTripFigures`."""
         round_trip = RoundTripFigures(*figures) if figures else None
         return cls(tokenizer.kind, TOKENIZER, tokenizer.vocabulary, tokenizer.bos, tokenizer.sha256, round_trip)
 
@@ -92,7 +92,7 @@ class Manifest:
     name: str
     source: str
     origin: Origin | None = None
-    """Repository of the shards or the documents; None if they were here."""
+    """Repository of the shards or the documents; None if they were not fetched from the hub."""
     inputs: str
     """Fingerprint of text and settings that the corpus was made from."""
     tokenizer: TokenizerEntry
@@ -100,7 +100,7 @@ class Manifest:
     """Without shards where the text is for validation alone."""
     validation: Split
     hashed: HashKind
-    """Content that document hashes are of: bytes, or ids as little-endian uint16 with BOS."""
+    """Content that is hashed for each document: its bytes, or its ids as little-endian uint16 with BOS."""
     duplicates_removed: int = 0
     """Documents dropped because the same bytes came before."""
     training_documents_removed: int = 0
@@ -108,8 +108,10 @@ class Manifest:
     overlap: int = 0
     """Document hashes in both splits; 0 unless the shards came from elsewhere."""
     byte_source: Literal["documents", "table", "tokens", "sidecar"]
-    """Text that `source_bytes` counts: the documents or, for shards without text, the decoded tokens; `table` if the
-    contest's byte table agrees with these. `sidecar`: the held-out bytes are those of `Split.byte_counts`."""
+    """Text that `source_bytes` counts: the documents or, for shards without text, the decoded tokens (`tokens`).
+
+    `table`: the decoded tokens, and the contest's byte table agrees. `sidecar`: held-out bytes are those of
+    `Split.byte_counts`."""
     validation_compressors: dict[str, int] | None = None
     """Compressed bytes of the concatenated validation documents, per compressor; None above 4 MB."""
     validation_fraction: float | None = None
@@ -117,7 +119,7 @@ class Manifest:
 
     @property
     def training_set(self) -> str:
-        """Hash of the set of training documents, as an artifact states it: after `tokens:` if they are known by ids."""
+        """Hash of the set of training documents, as an artifact states it: after `tokens:` if ids were hashed."""
         return "tokens:" * (self.hashed == "tokens") + self.train.document_set_sha256
 
 

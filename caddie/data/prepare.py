@@ -50,7 +50,7 @@ def prepare(
 ) -> Corpus:
     """Return the corpus of a source (see `documents.find`), prepared in `folder` unless it is there already.
 
-    `existing` is for a corpus there of another text, or of this one before it changed.
+    `existing` decides about a corpus there of another text, or of this one before it changed.
 
     A source that is itself a corpus is loaded; a folder of published shards (`*_train_*.bin`, `*_val_*.bin`) is
     described in place. With `held_out_only` the training documents are split off and hashed, but neither encoded nor
@@ -104,8 +104,8 @@ def prepare_validation(
     """Return a corpus for scoring only: every document is held out, except those that `against` trains on.
 
     With `unseen`, the documents that `against` validates on are left out too. Figures and document hashes of the
-    training split are copied from `against`. Raises `UserError` if no document is left, and for a corpus as source,
-    whose manifest would pass for text.
+    training split are copied from `against`. Raises `UserError` if no document is left, or if the source is a
+    corpus, whose manifest would be read as text.
     """
     if source is not None and (corpus.is_corpus(expanded(source)) or holds_own_shards(expanded(source))):
         raise UserError(f"{source} is a corpus, and a text is needed; name the text that it was made from")
@@ -133,7 +133,7 @@ def prepare_validation(
 
 
 def _seen_in_pieces(text: Text, seen: set[bytes]) -> set[bytes]:
-    """Return the hashes of long documents of which a piece was seen: a text of one document is cut."""
+    """Return the hashes of long documents with a piece in `seen`: a text of one document had been cut into pieces."""
     long = (document for document in text.source.documents() if len(document) > sources.UNCUT_BYTES)
     return {text.identity(one) for one in long if not seen.isdisjoint(map(text.identity, sources.cut(one)))}
 
@@ -147,7 +147,7 @@ def make_corpus(
     train_shards: int | None = None,
     **fields: Any,
 ) -> Corpus:
-    """Write a corpus whose manifest has these `fields`; return it, its held-out text counted.
+    """Write a corpus whose manifest has these `fields`, count its held-out text, and return it.
 
     `unwritten` holds the training split and its document hashes if training documents are not written. `train_shards`
     is the most training shards to write; None writes all.
@@ -192,7 +192,7 @@ def make_corpus(
 
 
 def content_of(tokenizer_source: TokenizerSource) -> object:
-    """Return what identifies a tokenizer source: its settings, or the hash of its model file."""
+    """Return the identity of a tokenizer source: its settings, the hash of its model file, or both."""
     if isinstance(tokenizer_source, CaseOps):
         return ["CaseOps", content_of(tokenizer_source.of)]
     if not isinstance(tokenizer_source, SentencePieceFile | HuggingFaceFile | TiktokenFile):
@@ -200,7 +200,7 @@ def content_of(tokenizer_source: TokenizerSource) -> object:
     try:
         content = hashlib.sha256(regular_bytes(Path(tokenizer_source.path))).hexdigest()
     except (OSError, ValueError):
-        content = None  # `build` meets the same error and reports it, unless it is the name of an encoding
+        content = None  # `build` meets the same error and reports it, unless the path names an encoding
     if isinstance(tokenizer_source, SentencePieceFile):
         return content
     return [content, tokenizer_source.to_json() if content is None else tokenizer_source.but(path="").to_json()]
@@ -286,7 +286,7 @@ def _compressed(data: bytes) -> dict[str, int] | None:
     """Return the bytes of the held-out text under general compressors at their strongest, for comparison."""
     if len(data) > COMPRESSED_BYTES:
         return None
-    # As large a dictionary as the text finds as much; the preset's takes 0.7 GB and a twentieth of a second.
+    # A dictionary as large as the text finds as much as the preset's, which takes 0.7 GB and a twentieth of a second.
     xz = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": min(max(4096, len(data)), 64 << 20)}
     compressors: dict[str, Callable[[bytes], bytes]] = {
         "gzip -9": lambda text: gzip.compress(text, 9),

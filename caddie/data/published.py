@@ -99,13 +99,13 @@ def _shards(folder: Path, pattern: str) -> list[Path]:
 
 
 def _numbered(path: Path) -> tuple[str, int]:
-    """Return name and number of a shard, by which they are ordered: a document may end in the shard after its own."""
+    """Return name and number of a shard, to sort by: a document may end in the next shard, so the order matters."""
     name = path.stem.rstrip("0123456789")
     return name, int(path.stem[len(name) :] or 0)
 
 
 def _check_no_gap(held_out: Sequence[Path]) -> None:
-    """Raise `UserError` if a number between those of the held-out shards is missing."""
+    """Raise `UserError` if the numbers of the held-out shards have a gap."""
     for one, other in pairwise(held_out):
         (name, number), (next_name, next_number) = _numbered(one), _numbered(other)
         if name == next_name and next_number > number + 1:
@@ -114,7 +114,7 @@ def _check_no_gap(held_out: Sequence[Path]) -> None:
 
 
 def _counted_by(sidecars: Sequence[Path], validation: Split, folder: Path) -> Split:
-    """Return the split with the bytes of its side-cars: one count for each id, the first of which is context only."""
+    """Return the split with the bytes of its side-cars: one count per id; the first id is context only."""
     counts = [open_shard(path) for path in sidecars]
     if (found := sum(map(len, counts))) != validation.tokens:
         raise UserError(
@@ -146,6 +146,6 @@ def _split(paths: Sequence[Path], folder: Path, tokenizer: Tokenizer, progress: 
     for ids in split_documents(opened, tokenizer.bos):
         hashes.append(corpus.document_hash(ids.tobytes()))
         decoded_bytes += int(tokenizer.byte_lengths(ids)[1:].sum())  # the first is BOS, or context only
-        table_bytes += tokenizer.table_bytes(ids)  # so here, and BOS has none
+        table_bytes += tokenizer.table_bytes(ids)  # here too the first is context only, and BOS has no bytes
     sizes = (sum(map(len, opened)), decoded_bytes, decoded_bytes, table_bytes)
     return Split(len(hashes), *sizes, corpus.set_sha256(hashes), tuple(described)), set(hashes)

@@ -23,7 +23,7 @@ _NAMED = {
     **dict.fromkeys(("<super>", "<sub>"), "superscripts and subscripts"),
     **dict.fromkeys(("<wide>", "<narrow>"), "full and half width"),
 }
-"""Rules of characters, of categories of Unicode and of tags of its decompositions."""
+"""Rule by character, by Unicode category, or by the tag of a Unicode decomposition."""
 _SURROGATES = "\udc80-\udcff"  # bytes that are not UTF-8, from surrogateescape
 
 
@@ -63,7 +63,7 @@ def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequen
     """Return every rule in a fixed order, `lossy` or not, and last "other" if documents change in other ways.
 
     `encoded` are the ids of the documents, if they are known already. The `net_bytes` of all rules sum to the length of
-    the documents less that of the decoded documents. The bytes of "other" are, in each document, all from the first to
+    the documents minus the length of the decoded documents. In each document, "other" has all bytes from the first to
     the last difference that no rule predicts.
     """
     documents = list(documents)
@@ -98,7 +98,7 @@ class _Behavior:
 
     def __init__(self, tokenizer: Tokenizer, units: Iterable[str]) -> None:
         distinct = sorted(units)
-        tries = ["q", " q", "q  q", "q ", *(f"q{unit}q" for unit in distinct)]  # q forms a letter with no accent
+        tries = ["q", " q", "q  q", "q ", *(f"q{unit}q" for unit in distinct)]  # q combines with no accent
         alone, leading, repeated, trailing, *backs = map(_text, _round_trip(tokenizer, map(_bytes, tries)))
         self.front = alone.removesuffix("q")
         self.drops_leading, self.drops_trailing = leading == alone, trailing == alone

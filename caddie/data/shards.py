@@ -55,7 +55,7 @@ def open_shard(path: Path) -> Tokens:
 def read(shard: Tokens, begin: int, end: int) -> Tokens:
     """Return tokens `begin` to `end` of a shard; `UserError` if its file was cut short since it was opened.
 
-    The system would end the process by SIGBUS at a page that is gone, without a line.
+    Without this check, reading a lost page would end the process by SIGBUS, without a message.
     """
     mapped: Any = shard
     while mapped is not None and not isinstance(mapped, np.memmap):  # a slice's base is the opened shard

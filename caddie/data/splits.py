@@ -97,7 +97,7 @@ class FirstHeldOut:
     """Documents dropped so far because the same bytes came before."""
 
     def documents(self) -> Iterator[tuple[SplitName, bytes]]:
-        """Yield each document once, with its split; `UserError` unless there are more than are held out."""
+        """Yield each document once, with its split; `UserError` unless the text has more than `held_out` documents."""
         seen: set[bytes] = set()
         self.duplicates = number = 0
         for number, document in enumerate(self.text.source.documents(), 1):

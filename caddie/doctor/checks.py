@@ -1,4 +1,4 @@
-"""Rules: each makes findings of what was measured on this machine, or one finding that all is well."""
+"""Rules of the doctor: each makes findings from measurements of this machine, or one finding that all is well."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ BUSY_CORES = 0.5
 _SHOWN = 5
 _FEW_MIB = 1024  # GPU memory that a desktop or the driver itself may take
 _SLOW, _FAR_TOO_SLOW = 0.85, 0.5
-"""Parts of the reference rate. In the contest 85 % of the step rate cost the whole margin of acceptance."""
+"""Fractions of the reference rate. In the contest 85 % of the step rate cost the whole margin of acceptance."""
 
 Level = Literal["problem", "warning", "ok"]
 
@@ -39,7 +39,7 @@ class Finding:
 
 
 _ON = r"(?!0$|false$|no$|off$)."
-"""Pattern of the values that stand as `on` in `harmful_variables.txt`."""
+"""Pattern for `on` in `harmful_variables.txt`: values that switch a variable on."""
 
 
 def check_environment(
@@ -133,7 +133,7 @@ def check_disks(work: Disk, cache: Disk, parameters: int) -> list[Finding]:
 
 
 def check_memory(memory: Memory, shortage: str = "") -> list[Finding]:
-    """Find a shortage of main memory; `shortage` is the line with which a run would refuse to begin, if it would."""
+    """Find a shortage of main memory; `shortage` is the error with which a run would refuse to begin."""
     if shortage:
         what, _, fix = shortage.partition("; ")
         return [Finding("problem", what, "a run would refuse to begin", fix)]
@@ -197,7 +197,7 @@ def check_kernels(
     cuda: str | None,
     triton: bool,
 ) -> list[Finding]:
-    """Find GPUs that PyTorch does not see, and missing kernels and compilers. `cuda` is the version of its build."""
+    """Find GPUs that PyTorch does not see, and missing kernels and compilers. `cuda` is PyTorch's CUDA version."""
     found = []
     if driver and not seen.names:
         what = f"the driver has {count(len(driver), 'GPU')}, and PyTorch {torch} sees none"

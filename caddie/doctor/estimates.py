@@ -1,4 +1,4 @@
-"""Steps, tokens and seconds that a run would come to, and reference rates of known machines."""
+"""Estimates of a run's steps, tokens and seconds, and reference rates of known machines."""
 
 import re
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ REFERENCES = (
     Reference("AMD EPYC, 2 cores,.*bf16", "baseline_mini", 21_070, f"{_AVX512}, a shared host", "2026-11-22"),
     Reference("AMD EPYC, 2 cores, avx2$", "tiny", 29_700, f"{_AVX2}, a shared host", "2026-11-22"),
 )
-"""Public logs of eight GPUs include their exchanges, so one process alone should be a little faster."""
+"""Public logs of eight GPUs include communication, so one process alone should be a little faster."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Expected:
 def expected(device: str, recipe: Recipe) -> Expected | None:
     """Return the rate to expect of one process on a device of this name, or None if there is no reference for it.
 
-    A GPU goes by its name, a CPU by `NAME, N cores, INSTRUCTION SETS`. The rate of the same model is taken as it is.
-    Otherwise that of the model nearest in FLOPs per token is scaled by their ratio, right to a factor of about two.
+    `device` is the name of a GPU, or `NAME, N cores, INSTRUCTION SETS` of a CPU. A reference of the same model is taken
+    as it is. Otherwise the one nearest in FLOPs per token is scaled by their ratio, right to a factor of about two.
     """
     known = [(one, find(one.recipe)) for one in REFERENCES if re.search(rf"\b{one.device}\b", device)]
     for reference, other in known:
@@ -92,10 +92,10 @@ class Estimate:
 
 
 def estimate(train: Train, processes: int, pace: Sequence[tuple[float, float]] | None) -> Estimate | None:
-    """Estimate a training run at a pace: pairs of progress, and seconds per token of a process from there on.
+    """Estimate a training run. `pace` is pairs of progress, and seconds per token of a process from there on.
 
     None for a budget of seconds at an unknown pace. A step at progress p uses max(1 / steps, seconds(p) / budget) of
-    the budget, so the steps are the integral of its inverse over progress.
+    the budget, so the number of steps is the integral of its inverse over progress.
     """
     budget = train.budget
     if pace is None and budget.seconds is not None:

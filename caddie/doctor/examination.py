@@ -67,7 +67,7 @@ class Machine:
         return f"{cpu.name or 'a CPU without a name'}, {cpu.cores:g} cores, {sets or 'no vector instructions'}"
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return a table of it, as label and text."""
+        """Return the rows of a table, as label and text."""
         rows, memory, seen = [*self.versions.items()], self.memory, self.accelerators
         if self.processor:
             rows.append(("processor", self.cpu))
@@ -102,7 +102,7 @@ class Examination:
     memory: MemoryEstimate
     """Memory of one process of the run at the peak of training."""
     stages: StageMemory
-    """Memory of packing and scoring, without what an n-gram tilt keeps of the held-out text, which is unknown here."""
+    """Memory of packing and scoring, less the table of an n-gram tilt: its size follows from text unknown here."""
     artifact_bytes: int | None
     cap_bytes: int
     cost: float | None
@@ -206,7 +206,7 @@ def examine(
     timed: pace.Pace | str | None = None
     if not quick and not short:
         progress.note(f"timing {pace.STEPS} steps of {name}")
-        working: list[gpus.Gpu] = []  # the GPUs at work: only then heat lowers their clocks
+        working: list[gpus.Gpu] = []  # GPUs while they work: only then heat lowers their clocks
 
         def look() -> None:
             if driver:
@@ -243,7 +243,7 @@ def examine(
 def call_within(seconds: float, function: Callable[[], T]) -> tuple[T | None, str]:
     """Call `function` and wait at most `seconds`: a disk or driver may hang. Return its value, or why there is none.
 
-    A call that takes longer goes on unseen: threads cannot be ended.
+    A call that takes longer goes on in its thread, because threads cannot be ended.
     """
     answers: list[tuple[T | None, str]] = []
 

@@ -1,6 +1,6 @@
 """Processor, disks and environment of this machine, or of its container where that has less.
 
-psutil reads the machine, this module what psutil does not report: the processor's name and the limits of containers.
+psutil reads most of it. This module adds the processor's name and the limits of containers.
 """
 
 import getpass

@@ -1,6 +1,6 @@
 """Time twenty training steps of a recipe on random tokens, with the trainer, warm-up and loader of a real run.
 
-They run in a process of their own, which may be killed by its time limit or by the system for its memory.
+They run in a process of their own, because its time limit, or the system when memory is short, may kill it.
 """
 
 import json
@@ -41,7 +41,7 @@ from caddie.train.warmup import warm_up, warmup_seconds, warmup_steps
 
 STEPS = 20
 PATIENCE_SECONDS = 120.0
-"""On a CPU, if the steps and their warm-up would take longer, single rows are timed in their place."""
+"""Time limit of the steps and their warm-up on a CPU; if they would take longer, single rows are timed instead."""
 LONGEST_SECONDS = 600.0
 """Time limit, after which the process is killed."""
 _POLL_SECONDS = 1.5
@@ -95,7 +95,7 @@ def measured(
                 poll()
             return f"it took more than {LONGEST_SECONDS:,.0f} seconds"
         finally:
-            with suppress(OSError, AttributeError):  # it has ended, and with it those that compile for it; or Windows
+            with suppress(OSError, AttributeError):  # it has ended with its compiler processes, or this is Windows
                 os.killpg(process.pid, SIGKILL)
             process.kill()
 
@@ -124,7 +124,7 @@ def named(name: str, settings: Sequence[str], parts: Sequence[Path] = ()) -> Rec
 
 
 def main() -> None:
-    """Run in the other process: measure the recipe that the command line names and print one line of JSON."""
+    """Run in the child process: measure the recipe that the command line names and print one line of JSON."""
     name, settings, parts, processes = json.loads(sys.argv[1])
     result: dict[str, Any] | str
     try:
@@ -142,7 +142,7 @@ def measure(recipe: Recipe, processes: int, steps: int = STEPS) -> Pace:
     weights = dict(build(recipe.model, 0, torch.device("cpu")).named_parameters())
     artifact_bytes = forecaster.forecast(weights, anew=True).file_bytes  # as a run does before its first step
     if ranks.device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # as when so many are started
+        torch.set_num_threads(max(1, torch.get_num_threads() // processes))  # as if that many shared the cores
         rows = train.but(batch_tokens=train.longest_row, micro_batches=1, warmup_steps=1, compile="never")
         rough = _timed(recipe.model, rows, ranks, 0, artifact_bytes)
         shapes = len(rough.seconds_per_token)

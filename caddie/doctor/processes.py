@@ -50,7 +50,7 @@ class Process:
 
     @property
     def verb(self) -> str | None:
-        """Verb of a `caddie` that does work, such as `run`; None for any other process."""
+        """Verb of a caddie process that does work, such as `run`; None for any other process."""
         for place, (argument, verb) in enumerate(pairwise(self.arguments)):
             module = argument == "caddie" and place > 0 and self.arguments[place - 1] == "-m"
             if module or (place < 2 and "/" in argument and Path(argument).name == "caddie"):
@@ -65,7 +65,7 @@ class Activity:
     processes: tuple[Process, ...]
     """All but this process and its children, the busiest first."""
     idle_cores: float | None
-    """Idle part of the cores that this process may use."""
+    """Idle cores among those that this process may use; None if unknown."""
 
 
 def activity(seconds: float = WATCH_SECONDS) -> Activity:
@@ -86,7 +86,7 @@ def activity(seconds: float = WATCH_SECONDS) -> Activity:
     allowed = allowed_cores()
     idle = [1 - percent / 100 for core, percent in enumerate(busy_percent) if core in allowed]
     busiest = sorted(others, key=lambda process: (-process.cores, process.pid))
-    # psutil lists the cores that are online by place: with one offline, places are not the numbers of `allowed`.
+    # psutil lists online cores by position: with one offline, positions are not the core numbers of `allowed`.
     return Activity(tuple(busiest), sum(idle) if len(busy_percent) > max(allowed, default=0) and idle else None)
 
 
@@ -104,9 +104,9 @@ def working_in(folder: Path, processes: Iterable[Process]) -> list[Process]:
 
 
 def orphans(processes: Sequence[Process]) -> list[Process]:
-    """Return the caddie processes whose parent has ended, that do nothing and that wait for no process of their own.
+    """Return the caddie processes whose parent has ended, that do nothing and that have no child process.
 
-    On a busy machine a process of low priority may get no time for seconds, and so may those that a study waits for.
+    On a busy machine a process of low priority may get no time for seconds, and so may the children of a study.
     """
     parents = {process.parent for process in processes}
     left = [process for process in processes if process.verb and process.parent == 1]

@@ -1,4 +1,4 @@
-"""Core hours that a study would take on this machine, before any run of it: one short timing, and the rest by FLOPs."""
+"""Core hours that a study would take on this machine, before it runs: short timings, and the rest by FLOPs."""
 
 import time
 from dataclasses import asdict, dataclass, replace
@@ -35,7 +35,7 @@ class LabelHours:
     """Core seconds of training; 0 for a label that reuses another label's training."""
     score_seconds: float
     trained_with: str | None
-    """Label whose training it begins with."""
+    """Label whose training it reuses."""
 
     @property
     def core_seconds(self) -> float:
@@ -62,7 +62,7 @@ class StudyHours:
         return sum(one.core_seconds for one in self.labels.values()) / 3600
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the estimate as JSON values."""
         return {**asdict(self), "runs": self.runs, "core_hours": self.core_hours}
 
     def __str__(self) -> str:
@@ -79,9 +79,9 @@ class StudyHours:
 def study_hours(name: str, planned: list[Run], progress: Progress = SILENT) -> StudyHours:
     """Estimate the runs of a study that are not over; `planned` is what `plan` returns.
 
-    Twenty steps of the base are timed with one thread, and so is each kind of scoring of its model on a few documents.
-    Times are those of this process's cores, so other work of the machine does not count. Training of the other labels
-    goes by FLOPs per step.
+    Twenty steps of the base are timed with one thread. Scoring is timed on a few documents, once for each setting of
+    `score`, with the model of the first label that has it. Times are CPU times of this process, so other work of the
+    machine does not count. Training of the other labels is scaled by FLOPs per step.
     """
     first: dict[str, Run] = {}
     for run in planned:

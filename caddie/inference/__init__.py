@@ -1,1 +1,1 @@
-"""Using a file: sampling and compressing text."""
+"""Use of an artifact: sampling text and compressing text."""

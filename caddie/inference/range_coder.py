@@ -5,9 +5,10 @@ to about 1e-13. So logits are rounded to a grid of 64 steps per nat, which costs
 weights are looked up in a table of 2**32 * exp(-steps / 64) from the highest logit down, at least 1 each. All that
 follows is integer arithmetic.
 
-A logit within `MARGIN` of the border between two steps could round to the other step elsewhere. The encoder writes the
-side of each, in about 7 bytes; there are 4 of them among 2e9 logits. So machines whose logits differ by less than the
-margin always decode the same; a larger difference spoils a file with a probability of 64 times its size for each logit.
+A logit within `MARGIN` of the border between two steps could round to the other step on another machine. The encoder
+writes the side of each such logit, in about 7 bytes; there are about 4 in 2e9 logits. So machines whose logits differ
+by less than the margin always decode the same. A larger difference of d nats spoils a file with probability 64 d for
+each logit.
 
 The coder is a range coder (G. N. N. Martin, "Range encoding", 1979) with 96 bits of state. The library constriction
 takes about as long (`bench/coder.py`), but its 24-bit probabilities cost more, and it rounds weights in floating point,
@@ -76,7 +77,7 @@ class Encoder:
     def finish(self) -> bytes:
         """Return the stream, at most 1 byte longer than the symbols need; empty for no symbols.
 
-        It ends where the decoder's reading does, zeros included: a decoder that reads on is reading a damaged stream.
+        It ends where the decoder stops reading, zeros included: a decoder that reads further has a damaged stream.
         """
         value = _roundest(self._low, self._range)
         state = [value >> _STATE_BITS - _WORD_BITS, value >> _WORD_BITS & _WORD_MASK, value & _WORD_MASK]
@@ -84,7 +85,7 @@ class Encoder:
         while (carries := words >> _WORD_BITS).any():
             words &= _WORD_MASK
             words[:-1] += carries[1:]
-        # The decoder takes zeros for what is missing of the state.
+        # The decoder reads missing bytes of the state as zeros.
         return words.astype(">u4").tobytes().rstrip(b"\0").ljust(_WORD_BYTES * len(self._words), b"\0")
 
     def _narrow(self, start: int, size: int, total: int) -> None:
@@ -115,7 +116,7 @@ class Decoder:
         return np.array([symbol for rows in _blocks(logits) for symbol in self._decode(logits[rows])], np.int64)
 
     def stream(self) -> bytes:
-        """Return the stream that an encoder of the decoded symbols has written; other data goes on, or is damaged."""
+        """Return the stream that an encoder of the decoded symbols writes; data that differs is longer or damaged."""
         words = self._read - _STATE_BYTES
         state = int.from_bytes(self._data[words : self._read].ljust(_STATE_BYTES, b"\0"), "big")
         value = _roundest(state - self._offset, self._range) % (1 << _STATE_BITS)
@@ -163,7 +164,7 @@ class Decoder:
 
 
 def _roundest(low: int, size: int) -> int:
-    """Return the number from `low` to below `low + size` that ends with the most bytes of zero."""
+    """Return the number in [low, low + size) that ends with the most zero bytes."""
     shift = _STATE_BITS
     while (value := -(-low >> shift) << shift) >= low + size:
         shift -= 8
@@ -177,7 +178,7 @@ def _blocks(logits: Logits) -> Iterator[slice]:
 
 
 def _count(close: int, most: int) -> tuple[int, int]:
-    """Return start and size of the shares that mean `close` logits, of `most`, are close to a border."""
+    """Return start and size of the shares that state the count of logits close to a border: `close` of `most`."""
     return (_COUNTS - close, 1) if close else (0, _COUNTS - most)
 
 
@@ -202,7 +203,7 @@ def _sums(places: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 @cache
 def _weights() -> npt.NDArray[np.int64]:
-    """Return 2**32 * exp(-i / 64), rounded, for i from 0; the last is 1, as are all that would follow."""
+    """Return 2**32 * exp(-i / 64), rounded, for i from 0; the last is 1, and later ones would be 1 too."""
     weights = [1 << _WEIGHT_BITS]
     with localcontext(Context(prec=50)):
         while weights[-1] > 1:

@@ -31,7 +31,7 @@ def sample(
 def continuation(
     artifact: Artifact, prompt: Sequence[int], tokens: int, temperature: float = 0.8, seed: int = 0
 ) -> Iterator[int]:
-    """Yield up to `tokens` sampled ids that continue a document of the ids `prompt`, until the document ends."""
+    """Yield up to `tokens` sampled ids that continue a document, whose first ids are `prompt`, until it ends."""
     model, tokenizer, longest = artifact.model, artifact.tokenizer, artifact.scoring.sequence_length
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)

@@ -34,7 +34,7 @@ from caddie.train.stage_memory import check_stages
 Tokens = npt.NDArray[np.uint16]
 Symbols = npt.NDArray[np.int64]
 Coder = Callable[[Logits, Symbols], Symbols]
-"""Codes symbols (rows,) under logits (rows, vocabulary) and returns them; a decoder ignores those given."""
+"""Codes symbols (rows,) under logits (rows, vocabulary) and returns them; a decoder ignores the symbols given."""
 
 VERSION = 1
 """Version of the format."""
@@ -47,8 +47,8 @@ _BODY = len(_MAGIC) + 2 * _HASH_BYTES
 # A stream costs about 6 bytes, and one step takes little longer for 64 streams than for 1.
 _MOST_STREAMS, _STREAM_TOKENS = 64, 2048
 _MOST_TOKENS = 1 << 32
-# A byte of the coded stream stands for no more tokens than this (0.002 bits each): a shorter stream is filled up with
-# zeros, and a file that states more tokens is refused before memory is taken for them.
+# Most tokens per byte of the coded stream (0.002 bits each). A shorter stream is padded with zeros, and a file that
+# states more tokens is refused before memory is allocated for them.
 _TOKENS_PER_BYTE = 4096
 
 
@@ -62,10 +62,10 @@ def compress(
 ) -> bytes:
     """Compress documents, one or several; `decompress` returns their concatenation.
 
-    A single document is cut into streams that are coded side by side; several are distributed among them. Each stream
-    starts without context, which costs some bytes. A scorer that learns along the whole text gets one stream, which
-    takes longer, unless `streams` is given. `scoring` replaces the artifact's own. Raises `UserError` for a tokenizer
-    that has no ids for some bytes.
+    A single document is cut into streams that are coded in parallel; several documents are distributed among streams.
+    Each stream starts without context, which costs some bytes. A scorer that learns along the whole text gets one
+    stream, which takes longer, unless `streams` is given. `scoring` replaces the artifact's own. Raises `UserError` for
+    a tokenizer that has no ids for some bytes.
     """
     text = b"".join(documents)
     chosen = scoring or artifact.scoring
@@ -95,19 +95,17 @@ def _hashes(artifact: Artifact, text: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Measured:
-    """The sizes of a text that was compressed and decompressed, beside those that its score predicts."""
+    """Sizes of a text that was compressed and decompressed, and the sizes that its score predicts."""
 
-    exact: bool
-    """True if decompressing returned the same bytes."""
     source_bytes: int
     compressed_bytes: int
-    promised_bytes: float
+    predicted_bytes: float
     """Loss of the coded tokens, converted to bytes."""
-    claimed_bytes: float
+    predicted_bytes_own_ids: float
     """Loss of the tokenizer's own tokens, converted to bytes; less if the tokenizer is lossy."""
     streams: int
     head_bytes: int
-    """Bytes before the coded tokens: format, hashes, lengths and settings of another scoring."""
+    """Bytes before the coded tokens: format, hashes, lengths, and settings if `scoring` is not the artifact's."""
     compress_seconds: float
     decompress_seconds: float
 
@@ -121,16 +119,15 @@ def measure(artifact: Artifact, documents: Sequence[bytes], *, scoring: Scoring 
     text = decompress(artifact, packed)
     end = time.perf_counter()
     exact, own = [exact_ids(tokenizer, document) for document in documents], tokenizer.encode_many(documents)
-    promised = _nats(artifact, chosen, exact)
+    nats = _nats(artifact, chosen, exact)
     lossless = all(map(np.array_equal, exact, own))
     body = BytesIO(packed[_BODY:])
     lengths, _ = _read_header(body) if _read_number(body) != _STORED else ([], b"")
     return Measured(
-        exact=text == b"".join(documents),
         source_bytes=len(text),
         compressed_bytes=len(packed),
-        promised_bytes=whole_bytes(promised),
-        claimed_bytes=whole_bytes(promised if lossless else _nats(artifact, chosen, own)),
+        predicted_bytes=whole_bytes(nats),
+        predicted_bytes_own_ids=whole_bytes(nats if lossless else _nats(artifact, chosen, own)),
         streams=len(lengths),
         head_bytes=_BODY + body.tell(),
         compress_seconds=middle - start,
@@ -154,7 +151,7 @@ def decompress(artifact: Artifact, data: bytes, *, progress: Progress = SILENT) 
         raise UserError("this is not a file that caddie compressed, or it was cut; name one of `caddie compress`")
     model = data[start : start + _HASH_BYTES]
     if model != bytes.fromhex(artifact.sha256)[:_HASH_BYTES]:
-        raise UserError(f"another artifact compressed this file; name that whose SHA-256 begins with {model.hex()}")
+        raise UserError(f"another artifact compressed this file; name the one whose SHA-256 begins with {model.hex()}")
     body = BytesIO(data[_BODY:])
     mode = _read_number(body)
     text, ends = (body.read(), True) if mode == _STORED else _decode(artifact, mode, body, progress)
@@ -203,7 +200,7 @@ def _read_header(body: BytesIO) -> tuple[list[int], bytes]:
 
 
 def _scorer(artifact: Artifact, scoring: Scoring, tokens: int) -> Scorer:
-    """Return the scorer in float64, in which machines agree to about 1e-13; `UserError` for what does not fit."""
+    """Return the scorer in float64, where machines agree to about 1e-13; `UserError` for unfit windows or memory."""
     check_windows(scoring.sequence_length, scoring.stride)
     check_stages(artifact.model.config, Pack(), scoring, tokens, Ranks(), {"scoring": 1})
     model = copy.deepcopy(artifact.model).double().cpu()
@@ -246,9 +243,9 @@ def _code_windows(scorer: Scorer, batch: ScoringBatch, tokens: Tokens, coder: Co
 
 
 def _streams(ids: Sequence[Tokens], bos: int, streams: int | None, per_document: bool) -> list[Tokens]:
-    """Cut one document into streams of about equal length, or distribute several in order; each after a `bos`.
+    """Cut one document into streams of about equal length, or distribute several in order; each begins with `bos`.
 
-    Documents are streams of their own if `per_document`.
+    With `per_document`, each document is a stream of its own.
     """
 
     def count(tokens: int) -> int:

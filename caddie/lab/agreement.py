@@ -21,8 +21,8 @@ from caddie.report.charts import is_finite
 Curve = Sequence[tuple[float, float]]
 """(progress from 0 to 1, loss) of one run, in order of progress.
 
-The last point is the final one. It alone may be in another unit, such as bits per byte of the artifact, as early and
-final losses are ranked apart.
+The last point is the final loss. Only this one may have another unit, such as bits per byte of the artifact, because
+early and final losses are ranked separately.
 """
 
 EARLY = (0.1, 0.25, 0.5, 0.75)
@@ -39,12 +39,12 @@ Judged = Mapping[str, Mapping[str, Any]]
 def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -> list[dict[str, Any]]:
     """Compare the ranks by loss at each `progress` of `at` with the final ones.
 
-    A group holds, by label, the curves of runs that would have competed: those of one seed of a study. An early loss is
-    the last one at or before that progress. `spearman` is the mean over the groups of the rank correlation of early and
-    final loss, None where the losses do not vary; `order_held` the share of the pairs of runs of a group that ended in
-    their early order; `best_kept` the groups whose best run was in the better half early (which has the odd one), a
-    frequency where they are several. Raises `UserError` for a progress before the first loss of a run, and for a group
-    of fewer than two runs.
+    A group maps label to curve for runs that compete: those of one seed of a study. An early loss is the last one at or
+    before that progress. Each row has `spearman`, the rank correlation of early and final loss, a mean over the groups,
+    None where the losses do not vary; `order_held`, the share of pairs of runs in a group that ended in their early
+    order; and `best_kept`, the share of groups whose best run was early in the better half (the larger one, if the
+    number of runs is odd). Raises `UserError` for a progress before the first loss of a run, and for a group of fewer
+    than two runs.
     """
     rows = []
     for progress in at:
@@ -63,7 +63,7 @@ def early_agreement(*groups: Mapping[str, Curve], at: Sequence[float] = EARLY) -
 
 
 def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0) -> float:
-    """Return the earliest progress, in hundredths, from which on stopping the worse half would have been safe.
+    """Return the earliest progress, in hundredths, from which on it was safe to stop the worse half.
 
     Safe: in every group (see `early_agreement`) the better half held a run whose final loss is within `regret` of the
     best, at this and at all later hundredths, so one lucky moment does not count. The value fits these runs; for others
@@ -81,11 +81,11 @@ def safe_stop(*groups: Mapping[str, Curve], regret: float = 0.0) -> float:
 def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[dict[str, Any]]:
     """Compare differences from the base at a small scale with those at a large one, by kind of change.
 
-    `kinds` names the kind of each label. An entry without a verdict at both scales is left out. A kind has its
-    `labels`, how many of their differences have the same sign (`signs`), how many of those that are better or worse,
-    not unclear, at both scales (`decided`, as noise alone turns signs), and the rank correlations of the differences,
-    None where they do not vary. The intervals of the shares are exact for independent entries; a base that several
-    share turns their signs together, and makes them too narrow. Raises `UserError` for an entry without a kind.
+    `kinds` names the kind of each label. An entry without a verdict at both scales is left out. A kind has `labels`;
+    `signs`, how many differences have the same sign at both scales; `decided`, the same among entries that are better
+    or worse at both, because noise alone can flip the other signs; and the rank correlations of the differences, None
+    where they do not vary. The intervals of the shares are exact for independent entries. They are too narrow for
+    entries that share a base, whose noise flips their signs together. Raises `UserError` for an entry without a kind.
     """
     labels: dict[str, list[str]] = {}
     for label in small:
@@ -116,14 +116,14 @@ def transfer(small: Judged, large: Judged, kinds: Mapping[str, str]) -> list[dic
 
 
 def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | None:
-    """Return correlations of ranks and the steps from label to label, best public score last; None for fewer than four.
+    """Return rank correlations with the public scores, and the steps from label to label, best public score last.
 
-    The intervals are percentiles of a bootstrap that draws labels, and for each of them seeds, with replacement (Efron
-    and Tibshirani, "An introduction to the bootstrap", 1993): those of other labels of the kind, run with other seeds.
-    A step's `order` is broken where the public score falls and ours rises, unless the step is smaller than the standard
-    deviation of the seeds of either label: that does not tell the two apart. `unpacked` has the correlations of our
-    scores less the quantization gap, and `packing` what the gap makes of a step, both None where one was not measured.
-    `groups` has the finished runs of each label.
+    None for fewer than four labels. The intervals are percentiles of a bootstrap that draws labels, and seeds of each,
+    with replacement (Efron and Tibshirani, "An introduction to the bootstrap", 1993): they hold for similar labels with
+    other seeds. A step's `order` is "broken" if the public score falls and ours rises, and "not told apart" if our step
+    is smaller than the larger standard deviation over seeds of its two labels. `unpacked` has the correlations of our
+    scores minus the quantization gap, and `packing` is the change of the gap in a step; both are None where a gap was
+    not measured. `groups` has the finished runs of each label.
     """
     public = {label: entry.get("public_score") for label, entry in study["entries"].items()}
     labels = [label for label, score in public.items() if score is not None and groups.get(label)]
@@ -160,7 +160,7 @@ def public_order(study: Mapping[str, Any], groups: Groups) -> dict[str, Any] | N
 
 
 def _order(public: float, before: Sequence[float], after: Sequence[float]) -> str:
-    """Return a word for the order of two labels by their scores, seed by seed, and the step of the public score."""
+    """Return the `order` of a step, from its public difference and our scores of both labels, one per seed."""
     step = fmean(after) - fmean(before)
     if abs(step) < max((stdev(scores) for scores in (before, after) if len(scores) > 1), default=0.0):
         return "not told apart"
@@ -182,7 +182,7 @@ def _losses(group: Mapping[str, Curve], progress: float) -> tuple[list[float], l
 
 
 def _regret(early: Sequence[float], final: Sequence[float]) -> float:
-    """Return the final loss above the best of the best run in the early better half; ties go by order."""
+    """Return the final loss of the best run in the early better half, minus the best of all; ties go by order."""
     better = sorted(range(len(early)), key=early.__getitem__)[: (len(early) + 1) // 2]
     kept, best = min(final[place] for place in better), min(final)
     return 0.0 if kept == best else kept - best
@@ -191,7 +191,7 @@ def _regret(early: Sequence[float], final: Sequence[float]) -> float:
 def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict[str, list[float] | None]:
     """Return the interval of each correlation; None where all are tied.
 
-    None too where it would have no width: labels drawn from a perfect order are in perfect order, however few they are.
+    Also None where it would have no width: any sample of labels in perfect order is in perfect order, however small.
     """
     chance = np.random.default_rng(0)
     found: dict[str, list[float]] = {"spearman_interval": [], "kendall_interval": []}

@@ -1,7 +1,7 @@
 """Studies in the background, and the state of any study: `driver.json` beside its runs, written as each run ends.
 
-A background study is the same command in a session of its own, so the end of its terminal does not reach it. When the
-machine ends, the file stays and names a process that is gone: the study is stopped, and the same command goes on.
+A background study is the same command in a session of its own, so it outlives its terminal. After a shutdown of the
+machine the file names a process that is gone: the study counts as stopped, and the same command continues it.
 """
 
 import subprocess
@@ -30,32 +30,32 @@ STUDY_LOG = "study.log"
 
 @dataclass(frozen=True)
 class StudyState:
-    """Runs of a study that are over, and the process that does the others."""
+    """State of a study: how many runs are over, and the process that does the others."""
 
     study: str
     results: str
-    """Folder of its results."""
+    """Folder of the study's results."""
     done: int
     """Runs that are over, the failed ones too."""
     failed: int
     total: int
     seconds_left: float | None
-    """Estimate, None before the first run has ended."""
+    """Estimated seconds, None before the first run has ended."""
     driver: Holder
 
     @property
     def state(self) -> Literal["finished", "running", "stopped", "elsewhere"]:
-        """`finished` without runs to do, else by its process; `elsewhere` is one of another machine."""
+        """State: `finished` if all runs are over, else that of the process; `elsewhere` if it is on another machine."""
         if self.done >= self.total:
             return "finished"
         return {True: "running", False: "stopped", None: "elsewhere"}[self.driver.alive]  # type: ignore[return-value]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, with its state."""
+        """Return the fields and `state` as JSON values."""
         return {**asdict(self), "state": self.state}
 
     def write(self, folder: Path) -> None:
-        """Write it to the folder of the study's runs."""
+        """Write `driver.json` to the folder of the study's runs."""
         write_json(folder / DRIVER, asdict(self))
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def read_state(folder: Path) -> StudyState | None:
 
 
 def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> float | None:
-    """Estimate the seconds that the runs left take: as long as the finished ones on average, `workers` at once."""
+    """Estimate the seconds for `left` more runs, `workers` at once, each as long as the mean finished run."""
     known = [spent(row) for row in rows if row["state"] == "finished"]
     return fmean(known) * left / workers if known else None
 
@@ -89,9 +89,9 @@ def seconds_left(rows: Iterable[Mapping[str, Any]], left: int, workers: int) -> 
 def begin(study: str, runs: Path, results: Path, arguments: Sequence[str], total: int) -> StudyState:
     """Begin `caddie ARGUMENTS`, which does the `total` runs of a study, in a session of its own; return its state.
 
-    It prints to `study.log` in `results`. Without a GPU each run has one thread, unless OMP_NUM_THREADS is set: beside
-    other work, two threads of a small step wait for each other dozens of times longer than they work, and the number of
-    threads changes the last bits. Raises `UserError` if a process is already running the study.
+    It prints to `study.log` in `results`. Without a GPU each run has one thread, unless OMP_NUM_THREADS is set: next to
+    other programs, two threads of a small step wait for each other dozens of times longer than they work, and the
+    number of threads changes the last bits. Raises `UserError` if a process is already running the study.
     """
     import torch
 

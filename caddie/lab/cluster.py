@@ -18,12 +18,14 @@ ANSWER_SECONDS = 5.0
 
 
 class Stopped(Exception):
-    """A job was asked to stop, by something other than its study: its machine may be about to go."""
+    """Raised if something other than the study stopped a job: its machine may be about to go."""
 
 
 class Cluster:
-    """One Ray task for each job. A task whose machine is lost is begun again on another, and goes on from where the
-    run was last saved; if the machine only seemed lost, the lock of the run keeps the two apart.
+    """Executor of a Ray cluster: one Ray task for each job.
+
+    A task whose machine is lost starts again on another, from the run's last checkpoint. If the machine only seemed
+    lost, the run's lock keeps the two tasks apart.
     """
 
     def __init__(self, address: str = "", *, gpus_each: int = 0, cores_each: int = 0) -> None:
@@ -43,7 +45,7 @@ class Cluster:
                     host, _, port = address.rpartition(":")
                     socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
                 ray.init(address=address or "auto", logging_level=logging.ERROR, log_to_driver=False)
-                # What it says of lost machines would still go to standard output, which is the study's.
+                # Ray's messages about lost machines would still go to standard output, where the study prints results.
                 self._ray._private.worker._worker_logs_enabled = False
             except (OSError, RuntimeError, ValueError) as error:
                 missing = f"at {address}: {reason(error)}" if address else f"runs here; {START}"
@@ -83,7 +85,7 @@ class Cluster:
 
 
 def share(nodes: Sequence[dict[str, float]], gpus_each: int, cores_each: int) -> tuple[int, int]:
-    """Return cores of a run, and runs at once, on machines with these resources of Ray."""
+    """Return the cores of a run and the number of runs at once. `nodes` are the Ray resources of each machine."""
     able = [node for node in nodes if node.get("CPU", 0) >= max(1, cores_each) and node.get("GPU", 0) >= gpus_each]
     if not able:
         wanted = f"{max(1, cores_each)} cores and {gpus_each} GPUs"

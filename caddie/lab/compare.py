@@ -51,10 +51,10 @@ class ScoredRun:
     sha256: Mapping[str, str]
     under_cap: bool
     verified: str | None
-    """Its verification in a word or two, as `report.verification` has them."""
+    """Outcome of its verification, in a word of `report.verification`."""
     surroundings: Mapping[str, str]
     notes: tuple[str, ...]
-    """Sentences on what sets its training apart."""
+    """Sentences on anything unusual in its training."""
     documents: tuple[Figures, Figures] | None
     """Bytes and bits of each held-out document; None for a run of an older version."""
 
@@ -110,9 +110,9 @@ def compare(
 ) -> dict[str, Any]:
     """Test if the runs at `places` (B) cost less than those `against` (A), by at least `by` in `unit`.
 
-    Returns the facts that `caddie compare --json` prints. Differences are of B less A, so that a negative one is
-    better. The test is paired where both groups have the same seeds, else Welch's; None stands where there are too few
-    seeds. Raises `UserError` for runs that must not be compared.
+    Returns the facts that `caddie compare --json` prints. Differences are B minus A: negative is better. The test is
+    paired where both groups have the same seeds, else Welch's; None stands where there are too few seeds. Raises
+    `UserError` for runs that must not be compared.
     """
     if not math.isfinite(by):
         raise UserError(f"--by must be a finite number, not {by}")
@@ -141,13 +141,13 @@ def compare(
     same = costs_b.keys() == costs_a.keys()
     of_b, of_a = (_documents(group, unit) for group in (b, a))
     documents = (of_b, of_a) if of_b and of_a else None
-    found = measure(costs_b, costs_a, list(costs_b) if same else (), documents)  # A less B: positive where B is better
+    found = measure(costs_b, costs_a, list(costs_b) if same else (), documents)  # A minus B: positive where B is better
     why = "both groups have the same seeds" if same else "the groups have different seeds"
     facts |= {"test": found.test or ("paired" if same else "welch"), "why": why}
     if found.estimate is None:
         return facts | {"why": f"{why}, but nothing varies from seed to seed, so there is no p"}
     if found.test == "welch" and documents:
-        facts["notes"].append("the test leaves out the error of other held-out documents, for want of common seeds")
+        facts["notes"].append("without common seeds, the test leaves out the error of other held-out documents")
     p = found.estimate.p_above(by)
     facts["p_welch"] = welch(list(costs_a.values()), list(costs_b.values())).p_above(by)
     low, high = found.estimate.interval()
@@ -162,7 +162,7 @@ def compare(
 
 
 def _documents(runs: Sequence[ScoredRun], unit: Unit) -> Documents | None:
-    """Return a group's documents, sized so that bits / size is in `unit`; None unless all runs have the same."""
+    """Return a group's documents, sizes scaled so that bits / size is in `unit`; None unless all runs have the same."""
     known = {run.seed: run.documents for run in runs if run.documents}
     if len(known) < len(runs):
         return None
@@ -170,7 +170,7 @@ def _documents(runs: Sequence[ScoredRun], unit: Unit) -> Documents | None:
     if any(not np.array_equal(other, sizes[0]) for other in sizes):
         return None
     size = {"tokens": runs[0].tokens, "source_bytes": runs[0].source_bytes}
-    per_byte = convert(1.0, "bits-per-byte", unit, **size)  # not of a score, whose last digit would differ
+    per_byte = convert(1.0, "bits-per-byte", unit, **size)  # a factor: converting a score would change its last digit
     return Documents(sizes[0] / per_byte, {seed: bits for seed, (_, bits) in known.items()})
 
 

@@ -1,7 +1,7 @@
 """Run the jobs of a study in processes of this machine, each on cores or GPUs of its own.
 
-A worker of a cluster starts a process for each job too, so a run has none of the engine's libraries and signals. A run
-that dies does not take the worker with it, and the worker can say why it died.
+A worker of a cluster starts a process for each job too, so a run has none of the cluster's libraries and signal
+handlers. A run that dies does not end the worker, which can report why.
 """
 
 import os
@@ -23,7 +23,7 @@ from caddie.runtime.interrupt import SIGKILL, when_input_ends
 GRACE_SECONDS = 20.0
 """Seconds that a run has to write its checkpoint when it must stop."""
 TICK_SECONDS = 1.0
-"""Seconds after which a caller may show what the jobs do."""
+"""Seconds between two chances for a caller to show progress."""
 POLL_SECONDS = 0.2
 """Seconds between two checks of a job; a waiting system call would keep a cluster's engine from interrupting it."""
 
@@ -33,7 +33,7 @@ Ended = tuple[Path, str | None]
 
 
 class Executor(Protocol):
-    """Runs jobs, whose results are in the run folders, which all machines see."""
+    """Runner of jobs. Their results are in run folders, which all machines see."""
 
     @property
     def workers(self) -> int:
@@ -114,9 +114,9 @@ class Local:
 def start(
     job: Path, folder: Path, threads: int, gpus: int, *, session: bool = False, **variables: str
 ) -> subprocess.Popen[bytes]:
-    """Begin a job in a working folder, on `threads` threads and on `gpus` GPUs of those that this process sees.
+    """Begin a job in a working folder, on `threads` threads and on `gpus` of the GPUs that this process sees.
 
-    It ends when the process that started it does; in a session of its own, Ctrl-C reaches it only through that one.
+    The job ends when this process ends. With `session`, Ctrl-C reaches the job only through this process.
     """
     environment = {**child_environment(), "OMP_NUM_THREADS": str(max(1, threads // max(1, gpus))), **variables}
     with (job.parent / OUTPUT).open("ab") as output:
@@ -135,7 +135,7 @@ def start(
 
 
 def share_niceness(leader: int) -> None:
-    """Give the session of a process the niceness of this one. Linux weighs sessions before processes (sched(7))."""
+    """Give the session of a process the niceness of this one. Linux shares CPU time among sessions first (sched(7))."""
     if nice := getattr(os, "nice", None):  # Windows has none
         with suppress(OSError):
             Path(f"/proc/{leader}/autogroup").write_text(str(nice(0)))
@@ -169,7 +169,7 @@ def command(job: Path, gpus: int = 0) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """End this process, by SIGTERM, soon after the one that holds the other end of its standard input."""
+    """End this process by SIGTERM soon after its parent, which holds the other end of its standard input."""
 
     def end() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -183,7 +183,7 @@ def why_it_died(status: int | None) -> str | None:
     """Return the reason why a process died, from its exit status; None if it ended well or was stopped."""
     if not status:
         return None
-    number = -status if status < 0 else status - 128  # of a signal: as Python says it, or as a launcher or shell does
+    number = -status if status < 0 else status - 128  # Python reports -signal, a shell 128 + signal
     if number in (signal.SIGTERM, signal.SIGINT):
         return None
     if 0 < number < signal.NSIG:

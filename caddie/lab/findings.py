@@ -1,7 +1,7 @@
 """Findings of a study as plain data: verdicts, ranks, the frontier of size and score, and curves.
 
-It takes a study's description (`Study.to_json`, kept as `study.json`) and one row per run, not the study's own code, so
-what was measured long ago can still be read.
+The input is a study's description (`Study.to_json`, kept as `study.json`) and one row per run, not the study's own
+code, so old measurements can still be read.
 """
 
 import math
@@ -125,7 +125,7 @@ def _verdicts(study: Mapping[str, Any], groups: Groups, price: float | None) -> 
 
 
 def _agrees(word: str, claim: Mapping[str, Any], margin: float) -> str:
-    """Return whether a verdict bears a claim out; `same` neither does nor refutes a claimed difference within it."""
+    """Return agrees, disagrees or open; `same` leaves a claimed difference within the margin open."""
     small = claim["difference"] is not None and abs(claim["difference"]) <= margin
     if word == claim["word"]:
         return "agrees"
@@ -133,7 +133,7 @@ def _agrees(word: str, claim: Mapping[str, Any], margin: float) -> str:
 
 
 def _documents(*sides: Sequence[Row]) -> tuple[Documents, Documents] | None:
-    """Return the bits of each document, by seed, of rival and entry; None unless both have those of the same ones."""
+    """Return the bits by seed and document of rival and entry; None unless both have them for the same documents."""
     known = [[(row["seed"], *row["documents"]) for row in rows if row.get("documents")] for rows in sides]
     every = [sizes for side in known for _, sizes, _ in side]
     if not all(known) or any(sizes != every[0] for sizes in every):
@@ -173,7 +173,7 @@ def _holdout(study: Mapping[str, Any], groups: Groups) -> list[dict[str, Any]]:
 
 
 def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:
-    """Return bytes of the artifact above the rival's: means over common seeds, or over all if there are none."""
+    """Return bytes of the artifact minus the rival's: means over common seeds, or over all if there are none."""
     sizes, others = (
         {row["seed"]: row["artifact_bytes"] for row in rows if is_finite(row.get("artifact_bytes"))}
         for rows in (group, rival)
@@ -197,7 +197,7 @@ def _found(study: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]], grou
 
 
 def _pairing(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the line on what pairing does to the standard errors of the differences, by the median of each."""
+    """Return lines on the effect of pairing: medians of the differences' standard errors, with and without it."""
     spreads = [one["spread"] for one in verdicts if one["spread"]]
     lines, names = [], ("unpaired", "paired", "seeds", "documents")
     for way, parts, known in (("seed", names[:2], False), ("seed and document", names, True)):
@@ -224,7 +224,7 @@ def _standing(label: str, group: Sequence[Row]) -> dict[str, Any]:
 
 
 def _valid(group: Sequence[Row]) -> dict[str, bool | None]:
-    """Return `verified` and `under_cap` of a label: False if an artifact of it is not, None if that is not known."""
+    """Return `verified` and `under_cap` of a label: False if one of its artifacts is not, None if that is not known."""
     return {name: passed(row.get(name) for row in group) for name in ("verified", "under_cap")}
 
 
@@ -239,7 +239,7 @@ def _points(row: Row, axis: int) -> list[tuple[float, float]]:
 
 
 def _mean_curve(group: Sequence[Row], place: int) -> list[tuple[float, float, float, float]]:
-    """Return mean, lowest and highest over seeds at even spacing up to where all runs got, lightly smoothed."""
+    """Return mean, lowest and highest over seeds at evenly spaced places that all runs reached, lightly smoothed."""
     curves = [points for row in group if len(points := _points(row, place)) > 1]
     if not curves:
         return []
@@ -255,7 +255,7 @@ def _mean_curve(group: Sequence[Row], place: int) -> list[tuple[float, float, fl
 def _early(groups: Groups) -> dict[str, Any] | None:
     """Compare early ranks with final ones among the runs of each seed; None if there is nothing to rank.
 
-    Early is the training loss by then, final the score of the artifact; a training that several share counts once.
+    Early ranks are by training loss, final ones by the artifact's score; a training that several share counts once.
     """
     seeds: dict[int, dict[str, Curve]] = {}
     for label, group in groups.items():

@@ -1,7 +1,7 @@
 """Score a study's artifacts on text that no run and no choice among runs has seen.
 
-Whoever tries many things and keeps what scores best on the held-out text has fitted that text a little. So an automated
-search is judged on other documents, once, when all its runs are over.
+Choosing the best of many runs by their held-out text fits the choice to that text a little. So an automated search is
+judged on other documents, once, when all its runs are over.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def score_holdout(
 
     A run whose folder is gone is scored by its file in `ARTIFACTS`. Returns the study's rows with `holdout` in bits per
     byte; they are written after each run. `progress` gets a `runs` event for each run. Raises `UserError` while runs
-    are left to do, if `text` has no new document, and if an artifact is not here.
+    are left to do, if `text` has no new document, and if an artifact is missing.
     """
     check_results(study, results)
     planned = plan(study, data, runs, progress, results=results)
@@ -81,7 +81,7 @@ def _documents(corpus: Corpus) -> str:
 
 
 def _known(run: Run) -> tuple[float | None, str | None]:
-    """Return the bits per byte of a finished run on holdout documents, and the hash of these; None without."""
+    """Return the holdout bits per byte of a finished run, and the hash of the holdout documents; None if not scored."""
     facts = read_holdout(run.folder) if run.row is None else run.row
     return facts.get("holdout"), facts.get("holdout_documents")
 

@@ -59,7 +59,7 @@ class Run:
     recipe: Recipe
     corpus: Path
     bundle: bool = False
-    """True if settings of the recipe may do nothing: see `Entry.kind`."""
+    """True if settings of the recipe may have no effect: see `Entry.kind`."""
     row: Mapping[str, Any] | None = None
     """Row of a finished run whose folder is gone or on another machine, from the study's results; else None."""
 
@@ -151,7 +151,7 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
             study={**spec["study"], "label": one["label"], "trained_with": by["label"]},
         )
     except Exception as error:  # a study goes on when one of its runs fails or meets a defect
-        lost = distributed.lost_another(error)  # whoever is gone has left the reason, or is begun again
+        lost = distributed.lost_another(error)  # the lost process left the reason, or is begun again
         if lost or not isinstance(error, (UserError, CheckFailed, Pruned)):
             traceback.print_exc()
         if not (lost or (folder / ERROR).exists()):  # it failed before it began
@@ -161,11 +161,11 @@ def _do(one: Mapping[str, Any], folder: Path, spec: Mapping[str, Any], ranks: Ra
 
 
 def _trainer(one: Mapping[str, Any], spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the run whose training a run of a job begins with: the first that finished, or else itself."""
+    """Return the run whose training a run of a job reuses: the first that can be reused, else itself."""
     known = {"folder": spec["trained"], "label": spec["study"]["trained_with"]}
     return next((run for run in (known, *spec["runs"]) if has_reusable_training(Path(run["folder"]))), one)
 
 
 def has_reusable_training(folder: Path) -> bool:
-    """True if a finished run still has the files with which another of the same training begins."""
+    """True if a finished run still has the files from which another run of the same training starts."""
     return finished(folder) and (folder / CHECKPOINT).exists() and (folder / LOG).exists()

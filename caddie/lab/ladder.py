@@ -95,7 +95,7 @@ class Ladder:
 def ladder(study: Study, data: str | None = None, *, folder: str | Path | None = None, **how: Any) -> Ladder:
     """Run a study at each of its scales, and write `ladder.md` beside a folder of results for each.
 
-    `how` is what else `run_study` takes. Raises `UserError` for a study of fewer than two scales.
+    `how` holds further arguments of `run_study`. Raises `UserError` for a study of fewer than two scales.
     """
     if len(study.scales) < 2:
         raise UserError(
@@ -104,7 +104,7 @@ def ladder(study: Study, data: str | None = None, *, folder: str | Path | None =
         )
     folder = Path(folder or Path("runs", study.name))
     studies = {scale: study.at(scale) for scale in study.scales}
-    for scale, one in studies.items():  # what does not fit the largest is known before the smallest has run
+    for scale, one in studies.items():  # check every scale before the smallest one runs
         for label in one.labels:
             if why := invalid_reason(one.recipe(label), {}):
                 raise UserError(f"{label} at {scale}: {why}")

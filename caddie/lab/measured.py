@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 Groups = Mapping[str, Sequence[Row]]
 """Finished runs of each label."""
 ALONE = 0.9
-"""CPU share, of its threads' time, below which a run counts as disturbed by others."""
+"""Share of its threads' time below which a run counts as disturbed by other programs (see `runtime.cpu_share`)."""
 STEADY = 1.1
 """Largest ratio of the speeds of two seeds on an undisturbed machine."""
 _SURROUNDINGS = {
@@ -34,7 +34,7 @@ def run_notes(study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row]
     notes = []
     planned = {(label, seed) for label in study["entries"] for seed in study["seeds"]}
     missing = planned - {(row.get("label"), row.get("seed")) for row in rows}
-    if missing and study.get("planned", True):  # runs side by side are no plan
+    if missing and study.get("planned", True):  # runs compared without a study have no plan
         notes.append(f"Not run yet: {len(missing):,} of {len(planned):,} planned runs.")
     if pruned := sum(row.get("state") == "pruned" for row in rows):
         notes.append(f"Ended early by the search: {pruned:,} of {len(planned):,} runs, which have no score.")
@@ -63,7 +63,7 @@ def run_notes(study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row]
 
 
 def _disturbed(done: Sequence[Row], groups: Groups) -> list[str]:
-    """Return notes if runs were not alone, or seeds of a label, which do the same work, had different speeds."""
+    """Return notes if other programs took CPU time, or if seeds of a label, which do equal work, had unequal speeds."""
     notes = []
     shares = [(row["cpu_share"], row) for row in done if is_finite(row.get("cpu_share"))]
     if crowded := [one for one in shares if one[0] < ALONE]:
@@ -123,15 +123,22 @@ def spent(row: Row) -> float:
 
 def run_money(row: Row, price: float, seconds: float) -> float:
     """Return the price of these seconds of a run; runs that share a machine without a GPU share its price."""
+    if not str(row.get("device")).startswith("cpu"):
+        return cost(seconds, row.get("world") or 1, price)
     workers = row.get("workers")
-    beside = workers if isinstance(workers, int) and str(row.get("device")).startswith("cpu") else 1
-    return cost(seconds, row.get("world") or 1, price / max(1, beside))
+    return cost(seconds, 1, price / (workers if isinstance(workers, int) and workers > 0 else 1))
+
+
+def _cores(row: Row) -> float:
+    """Return the threads of all processes of a run, 1 where they are not known."""
+    threads, world = ((row[name] if is_finite(row.get(name)) else 0) or 1 for name in ("threads", "world"))
+    return threads * world
 
 
 def costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
     """Return runs, their seconds and core seconds, and the price of these; None without a price."""
     paid = None if price is None else math.fsum(run_money(row, price, spent(row)) for row in done)
-    core_seconds = math.fsum(spent(row) * ((is_finite(row.get("threads")) and row["threads"]) or 1) for row in done)
+    core_seconds = math.fsum(spent(row) * _cores(row) for row in done)
     return {"runs": len(done), "seconds": math.fsum(map(spent, done)), "core_seconds": core_seconds, "money": paid}
 
 

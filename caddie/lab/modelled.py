@@ -1,7 +1,7 @@
 """Time of a training step at full size on eight H100: as published, as a source states it, or from FLOPs.
 
-A twin trains on a CPU, where its steps say nothing of the machine that the recipe is for. So a study of equal time
-(`ModelledSeconds`) divides the seconds by these times, and no clock decides a score.
+A twin (small copy of a recipe) trains on a CPU, whose step times do not predict those of the recipe's own machine. So a
+study of equal time (`ModelledSeconds`) divides the seconds by these times, and no clock decides a score.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TWIN = re.compile(r"_(mini|scale\d*)$")
 _MACHINE = re.compile(r" on (\d+)xH100$")
 _STATED = "Entry(step_cost=1.03)"
 _FLOPS: dict[str, float] = {}
-"""Key of a training to FLOPs per step, since outlines take a while."""
+"""Cache: key of a training to FLOPs per step, because counting them takes a while."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StepTime:
         return max(1, round(seconds * 1e3 / self.milliseconds))
 
     def times(self, factor: float) -> StepTime:
-        """Return a source's multiple of this time."""
+        """Return this time multiplied by a factor that a source states."""
         return StepTime(self.milliseconds * factor, "stated", f"{factor:.4g} of {self.note}")
 
 
@@ -58,12 +58,12 @@ def full_name(name: str) -> str:
 
 
 def step_time(recipe: Recipe) -> StepTime:
-    """Return the time of a step of a recipe, or of the recipe whose twin it is, with all that was changed in the twin.
+    """Return the step time of a recipe at full size: for a twin, that of its recipe with the twin's changes.
 
     A recipe is identified by its name, or by its base if it is a user's own. One that trains like a recipe with public
-    runs, or like its twin, takes the published time; the order of the data does not matter. Else FLOPs scale the time
-    of the nearest recipe with public runs: itself, the one that trains alike, or one that it is based on. A number that
-    was changed in a twin is scaled by the ratio of recipe to twin. Raises `UserError` where there is no such ratio.
+    runs, or like its twin, takes the published time; the order of the data does not matter. Else the time of the
+    nearest recipe with public runs is scaled by FLOPs: itself, the one that trains alike, or one that it is based on. A
+    number changed in a twin is scaled by the ratio of recipe to twin. Raises `UserError` where there is no such ratio.
     """
     name = next((name for name in (recipe.name, recipe.base or "") if full_name(name) in shipped()), "")
     alike = _trainings(name[len(full_name(name)) :]).get(_training(recipe), [])
@@ -89,12 +89,12 @@ def flops_per_step(recipe: Recipe) -> float:
             at = progress_at((part + 0.5) / PARTS)
             per_token = count(recipe.model, train.sequence_length, at.progress, DOCUMENT_POSITIONS).per_token
             parts.append(per_token * int_at(train.batch_tokens, at))
-        _FLOPS[key] = harmonic_mean(parts)  # as many steps fit a part of the time as its FLOPs allow
+        _FLOPS[key] = harmonic_mean(parts)  # all parts take the same time, so their steps are inverse to FLOPs
     return _FLOPS[key]
 
 
 def next_timed(recipe: Recipe) -> str:
-    """Return the name of the next recipe with public runs on the machine: this one, or one that it is based on."""
+    """Return the nearest recipe with public runs on H100: this one or one that it is based on, else the baseline."""
     name = recipe.name
     while name and name not in _timed():
         one = recipe if name == recipe.name else shipped().get(name)
@@ -104,7 +104,7 @@ def next_timed(recipe: Recipe) -> str:
 
 @cache
 def _timed() -> dict[str, float]:
-    """Return recipe to milliseconds per step on the machine, of those with public runs on it or a part of it."""
+    """Return recipe to milliseconds per step on eight H100, of recipes with public runs on any number of H100."""
     return {
         name: speed.step_ms * int(machine[1]) / GPUS
         for name, speed in speeds().items()
@@ -118,7 +118,7 @@ def _run(name: str) -> str:
 
 @cache
 def _trainings(suffix: str) -> dict[str, list[str]]:
-    """Return key of a training to the recipes that train so, or whose twins of this suffix do."""
+    """Return key of a training to the recipes that train so; with a suffix, to those whose twins do."""
     found: dict[str, list[str]] = {}
     for name in shipped():
         found.setdefault(_training(find(name + suffix)), []).append(name)
@@ -126,13 +126,13 @@ def _trainings(suffix: str) -> dict[str, list[str]]:
 
 
 def _training(recipe: Recipe) -> str:
-    """Return the key of all that a training step depends on, but for the data's order and how this machine runs it."""
+    """Return the key of model and training settings, without budget, order of the data, precision and compilation."""
     same = {"seconds": 1.0, "steps": None, "loader": SequentialStream(), "precision": "auto", "compile": "auto"}
     return f"{recipe.model.key()}-{recipe.train.but(same).key()}"
 
 
 def _full_size(recipe: Recipe, twin: Recipe) -> Recipe:
-    """Return the recipe whose twin this is, with the changes of the twin as far as FLOPs depend on them."""
+    """Return the recipe whose twin `recipe` is, with the twin's changes as far as FLOPs depend on them."""
     full = find(full_name(twin.name))
     value, small, large = (one.to_json() for one in (recipe, twin, full))
     sizes = {"model": _scaled(value["model"], small["model"], large["model"], "model")}
@@ -172,7 +172,7 @@ def _scaled(value: Any, small: Any, large: Any, path: str) -> Any:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return a number, or those of a `PiecewiseConstant`, given as JSON; of anything else none."""
+    """Return a number, or those of a `PiecewiseConstant`, given as JSON; for anything else an empty list."""
     if isinstance(value, Mapping) and value.get("kind") == "PiecewiseConstant":
         return list(value["values"])
     return [value] if isinstance(value, int | float) else []

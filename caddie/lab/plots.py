@@ -34,21 +34,21 @@ SETTLED = 0.25
 WIDE = 3.0
 """Factor between the ends of a swept axis beyond which it is logarithmic."""
 EDGE = 3.0
-"""Percent of the picture beside the first and the last swept value."""
+"""Space beside the first and the last swept value, in percent of the picture."""
 LETTER = 2.4
-"""Percent of a phone's picture that a letter of a tick takes."""
+"""Width of a letter of a tick's label, in percent of a picture on a phone."""
 NUMBERED = 12
 """Most points of a frontier that are numbered."""
 
 Mean = Sequence[tuple[float, float, float, float]]
-"""A curve: place, mean, lowest, highest."""
+"""Curve: points of place, mean, lowest, highest."""
 
 
 def forest(verdicts: Sequence[Mapping[str, Any]], margin: float) -> Drawing | None:
     """Draw the differences of `verdicts` around zero, in percent of the strip; None if there are none.
 
     A row has the point (`at`), its interval and claim, and `outside`: `low` or `high` where the point lies outside the
-    picture. `band` is begin and width of what lies within the margin, `strays` is true if something leaves the picture.
+    picture. `band` is begin and width of the margin around zero; `strays` is True if something leaves the picture.
     """
     known = [one for one in verdicts if is_finite(one["difference"])]
     if not known:
@@ -148,7 +148,7 @@ def curves(found: Mapping[str, Mean], colored: Sequence[str], unit: str) -> Draw
 
 
 def _line(label: str, color: int | None, curve: Mean, across: Callable[[float], float], up: Sequence[float]) -> Drawing:
-    """Draw a mean over seeds and, unless it is grey (no color), the range of these."""
+    """Draw a mean over seeds and, unless it is grey (no color), the range of the seeds."""
     edge = [(x, high) for x, _, _, high in curve] + [(x, low) for x, _, low, _ in reversed(curve)]
     ranged = color is not None and any(high > low for _, _, low, high in curve)
     path, band = ([(10 * across(x), height(y, up)) for x, y in points] for points in ([c[:2] for c in curve], edge))
@@ -161,7 +161,7 @@ def sweep_lines(found: Mapping[str, Any]) -> Drawing:
     """Draw the score over swept numbers: a line for each value of the second axis, with its best point.
 
     The first axis is logarithmic where its values are above 0 and span more than a factor of 3; its ticks are the
-    values. What is far above the others leaves the picture; `above` counts those points.
+    values. Points far above the others leave the picture; `above` counts them.
     """
     points = [point for line in found["lines"] for point in line["points"]]
     values = sorted({point["value"] for point in points})
@@ -220,7 +220,7 @@ def sizes(board: Sequence[Mapping[str, Any]]) -> Drawing | None:
     """Draw bytes of the artifact against the score, both means over seeds; None unless sizes differ.
 
     Sizes are on a logarithmic scale where the largest is more than ten times the smallest. `marks` has left and top in
-    percent, and the number, of each member of the frontier.
+    percent, and the number, of up to `NUMBERED` members of the frontier.
     """
     known = [one for one in board if is_finite(one["artifact_bytes"]) and one["artifact_bytes"] > 0]
     if len({one["artifact_bytes"] for one in known}) < 2:

@@ -1,4 +1,4 @@
-"""Report a study, or any finished runs: a table, and files: a page without network, Markdown and CSV."""
+"""Report a study, or any finished runs, as a table and as files: an offline HTML page, Markdown and CSV."""
 
 import re
 import shutil
@@ -99,7 +99,7 @@ def write_study_report(folder: Path, *, price: float | None = None) -> list[Path
 
 
 def write_runs_report(folders: Sequence[Path], out: Path, *, price: float | None = None) -> list[Path]:
-    """Write the same for finished runs to `out`: runs of one recipe are one label, the first the base."""
+    """Write the same files for finished runs to `out`; runs of one recipe are one label, and the first is the base."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder with --out")
     held = {path.name for path in out.iterdir()} if out.is_dir() else set()
@@ -153,7 +153,7 @@ def _context(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def signed(value: float | None) -> str:
-    """Format a difference in bits per byte: `−0.0012`; `-` for one that is not known, as all of these do."""
+    """Format a difference in bits per byte: `−0.0012`; `-` for an unknown value, as in all these functions."""
     if not is_finite(value):
         return "-"
     text = f"{value:+.4f}"
@@ -183,7 +183,7 @@ def p_value(value: float | None) -> str:
 
 
 def verdict_q(one: Mapping[str, Any]) -> str:
-    """Format the q by which a verdict has its word."""
+    """Format the q that decided the word of a verdict."""
     return p_value(one["q_same" if one["word"] == "same" else "q"])
 
 
@@ -289,7 +289,7 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
 
 
 def problem(one: Mapping[str, Any]) -> str:
-    """Say why the artifacts of a label do not count; nothing for those that do."""
+    """Return the reason why the artifacts of a label do not count, or an empty text."""
     return "over the cap" if one["under_cap"] is False else "failed verification" if one["verified"] is False else ""
 
 

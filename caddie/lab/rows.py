@@ -1,6 +1,6 @@
 """Rows of a study's runs: one JSON object for each, small enough to commit (`docs/studies.md`).
 
-A row's `documents`, the bytes and bits of each held-out document, stand in a file beside them, a column for each run.
+A row's `documents`, the bytes and bits of each held-out document, stand in another file, a column for each run.
 """
 
 import json
@@ -26,7 +26,7 @@ EARLIER = "earlier.jsonl"
 CURVE_POINTS = 60
 """Most points of the loss curve in a row."""
 _ROUNDED, _ROUNDED_BITS = 1e-5, 0.0005
-"""Bits per byte, and bits of each document, by which the rounded bits of documents may miss their score."""
+"""Rounding errors allowed between a score and its documents: bits per byte, and bits of each document."""
 
 
 def row(study: Study, run: Run) -> Row | None:
@@ -40,7 +40,7 @@ def row(study: Study, run: Run) -> Row | None:
         "key": run.key,
         "diff": study.shown(run.label),
     }
-    if time := study.step_times.get(run.label):  # of a step at full size, where the budget goes by it
+    if time := study.step_times.get(run.label):  # of a step at full size, if the budget uses it
         facts |= {"step_ms": time.milliseconds, "step_ms_by": time.source}
     if run.row is not None:
         return {**run.row, **facts}
@@ -56,7 +56,7 @@ def outcome(row: Row) -> str:
 
 
 def measured(folder: Path, result: Mapping[str, Any]) -> Row:
-    """Return the part of a row that comes from a run folder. None stands for what an older version did not write."""
+    """Return the part of a row that comes from a run folder. None stands for what older versions did not write."""
     training = result.get("training")
     stages = {"trained": "trained_plain", "averaged": "averaged_plain", "packed": "quantized_plain"}
     return {
@@ -92,7 +92,7 @@ def failure(folder: Path) -> Row:
 
 
 def read_holdout(folder: Path) -> Row:
-    """Return the bits per byte of a run on holdout documents, and the hash of these; None where it has none."""
+    """Return the holdout bits per byte of a run, and the hash of the holdout documents; None if not scored."""
     try:
         kept = read_json(folder / HOLDOUT)
         return {"holdout": float(kept["bits_per_byte"]), "holdout_documents": str(kept["documents"])}
@@ -106,13 +106,13 @@ def curve(steps: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     count = min(CURVE_POINTS, len(steps))
     for index in range(count):
         part = steps[index * len(steps) // count : (index + 1) * len(steps) // count]
-        cost, last = fmean(float(step.get("bits_per_byte", step["loss"])) for step in part), part[-1]
+        cost, last = fmean(step["bits_per_byte"] for step in part), part[-1]
         points.append([last["step"], round(last["seconds"], 2), last["tokens"], round(cost, 5)])
     return points
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file; of `RESULTS` with their `DOCUMENTS`. Raises `UserError` for a line that is none."""
+    """Return the rows of a file; those of `RESULTS` get their `DOCUMENTS`. Raises `UserError` for a bad line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -147,12 +147,12 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def finished_rows(*paths: Path) -> dict[str, Row]:
-    """Return key to row of every finished run in files of rows, which need not exist; a later file goes first."""
+    """Return key to row of every finished run in files of rows, which need not exist; a later file wins."""
     return {str(row.get("key")): row for path in paths for row in _finished(path)}
 
 
 def keep_earlier(folder: Path, keys: Collection[str], progress: Progress) -> None:
-    """Copy finished rows of `RESULTS` with other keys than these of a study to `EARLIER`, and say so."""
+    """Copy finished rows of `RESULTS` whose key is not in a study's `keys` to `EARLIER`, and report it."""
     kept = _finished(folder / EARLIER)
     new = [row for row in _finished(folder / RESULTS) if row.get("key") not in keys and row not in kept]
     if new:
@@ -180,7 +180,7 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def from_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a study's description and rows for finished runs: those of a recipe are a label, the first is the base.
+    """Return a description and rows like a study's for finished runs: each recipe is a label, the first is the base.
 
     Raises `UserError` for a folder without a result, and where one recipe has a seed twice.
     """
@@ -244,12 +244,12 @@ def _setting_changes(base: Any, other: Any, path: str = "") -> Iterator[tuple[st
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows, all or nothing, and their documents: those of the text that the first run was scored on."""
+    """Write the rows, all or nothing, and the documents of all runs that were scored on the text of the first one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = [(_column(row), *row["documents"]) for row in rows if row.get("documents")]
     beside = path.with_name(DOCUMENTS)
     if not known:
-        beside.unlink(missing_ok=True)  # figures of other rows
+        beside.unlink(missing_ok=True)  # it belongs to earlier rows
     else:
         sizes = known[0][1]
         bits = {column: own for column, of_text, own in known if of_text == sizes}

@@ -6,10 +6,10 @@
                   entries={"deeper": Entry(diff={"model.depth": 6})})
     run_study(study, "text.jsonl", workers=2)
 
-A run is over when its folder holds `result.json` or `error.json`, both of which appear whole; so nothing that is killed
-can lose a finished run or count one twice. `results.jsonl` is made anew from the folders after every job; of a finished
-run whose folder is gone it keeps the row, so that a study goes on from what was committed, on another machine too. Rows
-of finished runs that an edited study has no more go to `earlier.jsonl`.
+A run is over when its folder holds `result.json` or `error.json`. Both are written whole or not at all, so a process
+that is killed can neither lose a finished run nor count one twice. `results.jsonl` is rewritten from the folders after
+every job. It keeps the row of a finished run whose folder is gone, so a study goes on from committed rows, on another
+machine too. Rows of finished runs that an edited study no longer has go to `earlier.jsonl`.
 """
 
 import errno
@@ -83,10 +83,10 @@ def run_study(
 
     `workers` runs go on at once on this machine, unless an `executor` is given. Results go to `folder`. `runs` holds
     the folders of all studies; a run of another study with the same settings, seed and texts is reused. `retry` repeats
-    failed runs. The report shows `command` as the one typed. `progress` prints plain lines unless given; it gets a
-    `runs` event for each run that ends, out of `total`, by default the runs of the study. Without `keep_checkpoints`,
-    the checkpoint of a finished run is removed once no run left needs its training. Raises `UserError` for a study that
-    cannot run, before the first run for all that can be checked by then.
+    failed runs. The report shows `command` as the one typed. `progress`, by default plain lines, gets
+    a `runs` event for each run that ends, out of `total`, by default the runs of the study. Without `keep_checkpoints`,
+    the checkpoint of a finished run is removed once no remaining run needs its training. Raises `UserError` for a study
+    that cannot run; everything that can be checked early is checked before the first run.
     """
     runs = Path(runs)
     results, executor = Path(folder or Path("runs", study.name)), executor or Local(workers)
@@ -95,7 +95,7 @@ def run_study(
     planned = plan(study, data, runs, progress, results=results)
     with driving(runs / study.name):
         for run in planned if retry else ():
-            for name in (STOP, ERROR):  # in this order, for without its error a run is not over
+            for name in (STOP, ERROR):  # in this order: without its error a run is not over
                 (run.folder / name).unlink(missing_ok=True)
         total = total or len(planned)
         in_progress = _StudyInProgress(study, planned, results, runs / study.name, executor.workers, total, progress)
@@ -125,9 +125,9 @@ def checked_recipes(study: Study) -> dict[str, Recipe]:
 def plan(
     study: Study, data: str | None, runs: Path, progress: Progress = SILENT, *, results: Path | None = None
 ) -> list[Run]:
-    """Return every run of a study, seeds last, so that a disturbance of the machine falls on all labels.
+    """Return every run of a study, all labels with one seed before the next, so that a disturbance affects all labels.
 
-    A finished run whose folder is gone has its row of `results`, the folder of the study's results.
+    A finished run whose folder is gone gets its row from `results`, the folder of the study's results.
     """
     recipes = checked_recipes(study)
     corpora: dict[str, Corpus] = {}
@@ -150,7 +150,7 @@ def plan(
 
 
 def _of_bundle(study: Study, label: str) -> bool:
-    """True if a label or its rival is a whole recipe, so that its diff holds more than it changes."""
+    """True if a label or its rival is a `bundle`, so that settings in its diff may have no effect."""
     entry = study.entries.get(label)
     rival = study.entries.get(entry.against) if entry else None
     return "bundle" in {one.kind for one in (entry, rival) if one}
@@ -162,7 +162,7 @@ def _text(recipe: Recipe) -> str:
 
 
 def _texts(corpus: Corpus) -> list[str]:
-    """Return the hashes that a result has of its texts and tokenizer, in the order of `_TEXTS`."""
+    """Return the hashes of texts and tokenizer that a result would have, in the order of `_TEXTS`."""
     manifest = corpus.manifest
     train = manifest.train.document_set_sha256 if manifest.train else ""
     return [train, manifest.validation.document_set_sha256, manifest.tokenizer.sha256]
@@ -197,7 +197,7 @@ def _key_by_now(folder: Path) -> str | None:
 
 @dataclass
 class _StudyInProgress:
-    """A study that this process runs, as far as it has come."""
+    """State of a study that this process runs."""
 
     study: Study
     planned: list[Run]
@@ -213,7 +213,7 @@ class _StudyInProgress:
     told_busy: bool = False
     began: float = field(default_factory=time.time)
     ends: float = 0.0
-    """Time at which the last run is expected to end; 0 while that is not known."""
+    """Expected end of the last run, in seconds since 1970; 0 while that is not known."""
     logs: dict[Path, Log] = field(default_factory=dict)
 
     def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
@@ -256,14 +256,14 @@ class _StudyInProgress:
         return [run for run in self.planned if not run.over]
 
     def _take_rows(self) -> None:
-        """Count runs by their rows: those whose folder was removed, and those that another machine did meanwhile."""
+        """Give rows to runs whose folder was removed or that another machine did meanwhile, so that they count."""
         rows = {str(row["key"]): row for row in self.rows if row["state"] == "finished"}
         with suppress(UserError):  # somebody may be merging the file
             rows |= finished_rows(self.results / RESULTS)
         self.planned = [run if run.over else replace(run, row=rows.get(run.key)) for run in self.planned]
 
     def _collect(self, groups: Iterable[list[Run]]) -> None:
-        """Keep the rows of the runs that ended since."""
+        """Keep the rows of runs that ended since the last call."""
         for run in (run for group in groups for run in group):
             if run.folder not in self.over and run.over and (facts := row(self.study, run)) is not None:
                 self.over.add(run.folder)
@@ -271,7 +271,7 @@ class _StudyInProgress:
                 self._tell_busy(facts)
 
     def _show_running(self, groups: Iterable[list[Run]]) -> None:
-        """Show how far the run of each group is that has begun since this process did."""
+        """Show the progress of each group's current run, if it made a step since this process began."""
         first = (next((run for run in group if run.folder not in self.over), None) for group in groups)
         logs = [(run, log) for run in first if run and (log := self._log(run))]
         if not logs:
@@ -307,7 +307,7 @@ class _StudyInProgress:
         self.progress.step({"event": "runs", "done": done, "total": self.total, "text": text})
 
     def _tell_busy(self, facts: Row) -> None:
-        """Say once that other programs slow the runs down; a run itself says so in its own log alone."""
+        """Report once that other programs slow the runs down; a run reports it only in its own log."""
         if not self.told_busy and (busy := busy_machine({"training": facts})):
             self.told_busy = True
             fewer = ", or stop and start again with OMP_NUM_THREADS=1" if (facts["threads"] or 1) > 1 else ""
@@ -322,7 +322,7 @@ class _StudyInProgress:
 
 
 def _check_disk(runs: Iterable[Run]) -> None:
-    """Raise `UserError` if a run ended for want of disk: it has not failed then, and the next would end so as well."""
+    """Raise `UserError` if a run ended because the disk is full: the next would too. It does not count as failed."""
     for run in runs:
         said = failure(run.folder)["error"] if (run.folder / ERROR).exists() else ""
         if any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT)):
@@ -346,7 +346,7 @@ def training_of(run: Run) -> object:
 def keep(study: Study, planned: list[Run], results: Path, known: Iterable[Row] = ()) -> list[Row]:
     """Write the rows of all runs that are over, by label and seed, and return them.
 
-    Finished runs keep their rows among those `known`, as logs are long.
+    Finished runs keep their `known` rows, because reading a log takes long.
     """
     before = {(one["label"], one["seed"]): one for one in known if one["state"] == "finished"}
     rows = list[Row]()

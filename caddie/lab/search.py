@@ -1,6 +1,6 @@
 """Searches: settings drawn at random, or proposed by a sampler that learns from the runs before.
 
-A search is a study that grows, so its runs are a study's: stopped at any moment, gone on with, and never run twice.
+A search is a study that grows: it can be stopped at any moment and continued, and no run is done twice.
 Random search: Bergstra and Bengio, "Random search for hyper-parameter optimization" (JMLR 13, 2012). Samplers and
 pruners are Optuna's: Akiba et al., "Optuna: a next-generation hyperparameter optimization framework" (KDD 2019).
 """
@@ -44,11 +44,11 @@ SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "nsgaii": "NSGAIISampler", "
 """Samplers and their classes in Optuna; tpe learns from as few as ten trials."""
 PRUNERS = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}
 LOG_FROM = 10
-"""Least factor between the ends of a positive range that is drawn from on a logarithmic scale."""
+"""Least ratio of high to low from which on a positive range has a logarithmic scale."""
 ATTEMPTS, REPEATS = 100, 40
 """Most draws for a trial, and most repeated proposals in a row, before the space counts as exhausted."""
 _REPEATED = "repeated"
-"""Mark of a trial in the journal whose settings had been tried."""
+"""Mark in the journal of a trial whose settings had been tried before."""
 PARTS = 10
 """Parts of a run at whose ends a pruner may stop it."""
 
@@ -88,7 +88,7 @@ class Between:
 
 
 Values = Between | Sequence[object]
-"""A range, or a list of anything."""
+"""Range, or list of values of any type."""
 Space = Mapping[str, Values]
 """Path to its possible values."""
 
@@ -149,14 +149,14 @@ def search(
     progress: Progress | None = None,
     **how: Any,
 ) -> Results:
-    """Run trials of a study's base as its entries, each proposed in view of those before.
+    """Search the settings of a study's base: each trial becomes an entry, proposed in view of the trials before.
 
     A batch has as many trials as `executor` runs at once. A trial runs all seeds of the study, and their mean bits per
     byte is minimized; a trial that fails or is not valid counts as bad, and so does an artifact that fails
     verification or is over its cap. Trials are kept in `search.jsonl`, an Optuna journal in the results' `folder`: the
-    same search goes on there, another begins anew. A pruner ends runs by their training loss; `caddie.lab.agreement`
-    measures how well that predicts final scores. Run folders are made below `runs`. `how` holds further
-    arguments of `run_study`.
+    same search continues there, another starts from scratch. A pruner ends runs by their training loss;
+    `caddie.lab.agreement` measures how well that predicts final scores. Run folders are made below `runs`. `how` holds
+    further arguments of `run_study`.
 
     Raises `UserError` for a missing Optuna, an unknown sampler or pruner, and a space without a possible trial.
     """
@@ -179,7 +179,7 @@ def search(
             total = (len(grown.labels) + later) * len(study.seeds)
             watched = _Watched(executor, batch, plan(grown, data, runs) if pruner != "none" else [])
             found = run_study(grown, data, executor=watched, folder=folder, retry=retry, total=total, **how)
-            watched.look()  # runs that another study had finished are compared with too
+            watched.look()  # report runs that another study had finished, too
             for trial in batch:
                 proposals.tell(trial, [row for row in found.rows if row["label"] == trial.label])
             left = trials - len(proposals.finished())
@@ -189,14 +189,14 @@ def search(
             batch = [trial for trial in proposed if trial is not None]
             if proposals.exhausted and not batch:
                 progress.note(f"{len(proposals.finished())} of {trials} trials: the sampler proposes nothing new")
-                trials = 0  # the results of what was tried are all
+                trials = 0  # end with the results of what was tried
             entries |= {trial.label: trial.entry for trial in batch}
             retry = False
 
 
 @contextmanager
 def _quiet_optuna() -> Iterator[Any]:
-    """Yield Optuna, which prints no trial meanwhile."""
+    """Yield Optuna, with its messages about trials turned off."""
     try:
         optuna = import_module("optuna")
     except ImportError:
@@ -222,7 +222,7 @@ class _Trial:
 class _Proposals:
     """Trials so far and the sampler of the next ones: an Optuna study in the journal of a folder.
 
-    Its name stands for all that makes scores comparable: recipe, seeds, texts and space.
+    Its name is a hash of recipe, seeds, texts, space and pruner: scores are comparable only where these are the same.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class _Proposals:
         seen = {labelled(self._diff(trial.params)) for trial in known if trial.state != self._states.WAITING}
         repeated = sum(_REPEATED in trial.user_attrs for trial in every)
         for attempt in range(REPEATS):
-            # A sampler made anew would repeat its first draws; trials that were stopped come again by themselves.
+            # A new sampler with the same seed would repeat its first draws. Stopped trials are queued and come first.
             seed = self._seed + len(known) + repeated + attempt
             sampler = self._sampler if attempt < REPEATS // 2 else SAMPLERS["random"]
             self._journal.sampler = getattr(self._optuna.samplers, sampler)(seed=seed)
@@ -282,7 +282,7 @@ class _Proposals:
             if labelled(diff) not in seen:
                 break
             trial.set_user_attr(_REPEATED, True)
-            self._journal.tell(trial, state=self._states.FAIL)  # from which samplers learn nothing
+            self._journal.tell(trial, state=self._states.FAIL)  # samplers ignore failed trials
         else:
             self.exhausted = True
             return None
@@ -293,7 +293,7 @@ class _Proposals:
         return _Trial(trial, labelled(diff), Entry(diff=diff))
 
     def tell(self, trial: _Trial, rows: Sequence[Row]) -> None:
-        """Record the scores that count. Without one on every seed a trial is pruned, which samplers take for bad."""
+        """Record the mean of the valid scores. Without one for every seed, a trial is pruned: to samplers it is bad."""
         valid = [row for row in rows if False not in (row.get("verified"), row.get("under_cap"))]
         scores = [row["bits_per_byte"] for row in valid if is_finite(row.get("bits_per_byte"))]
         whole = len(scores) == self._seeds
@@ -327,7 +327,7 @@ def invalid_reason(recipe: Recipe, diff: Diff) -> str:
 
 @dataclass(frozen=True)
 class _Watched:
-    """An executor of a batch's runs that reports their training to Optuna, and stops what it prunes."""
+    """Executor of a batch's runs that reports their training to Optuna, and stops the pruned ones."""
 
     executor: Executor
     batch: Sequence[_Trial]
@@ -363,7 +363,7 @@ def _look(trial: _Trial, runs: Sequence[Run]) -> None:
 
 
 def parts(steps: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the finished tenths of a run, without the last, and the mean training bits per byte of each."""
+    """Return tenth of a run to its mean training bits per byte, without the last, which may be unfinished."""
     costs: dict[int, list[float]] = {}
     for step in steps:
         costs.setdefault(math.ceil(PARTS * step["progress"]), []).append(step["bits_per_byte"])

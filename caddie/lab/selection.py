@@ -1,6 +1,6 @@
 """Greedy forward selection: the entries of a study that are better together, added one by one.
 
-So a record of the contest found nine settings that it overrode, each kept because it gained on top of those before
+A record of the contest found nine of its settings this way; each was kept because it improved on those before
 (openai/parameter-golf, records/track_10min_16mb/2026-04-27_SP8192_LQER_SparseGate_BOSSmearFix_9HpStack_1.0611).
 """
 
@@ -29,7 +29,7 @@ class Selection:
 
     study: Study
     rounds: Sequence[Results]
-    """A study each, whose base has what was chosen before it."""
+    """Results of each round, whose base has the entries chosen before it."""
     chosen: Sequence[str]
     """Labels in the order in which they were chosen."""
     recipe: Recipe

@@ -18,8 +18,9 @@ LOST = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REQUEUED", "REVOKED")
 
 
 class Slurm:
-    """One Slurm job for each job of a study. One that is preempted, or runs out of its time, is asked to write a
-    checkpoint, and goes on when Slurm has begun it again.
+    """Executor of a Slurm cluster: one Slurm job for each job of a study.
+
+    A job that is preempted or out of time is asked to write a checkpoint. It continues when Slurm starts it again.
     """
 
     def __init__(
@@ -33,9 +34,9 @@ class Slurm:
         logs: Path = Path("runs") / "slurm",
         engine: Literal["slurm", "local", "debug"] = "slurm",
     ) -> None:
-        """`workers` is the most jobs at once, `minutes` what each asks for at a time; `logs` gets submitit's files.
+        """`workers` is the most jobs at once, `minutes` the time limit of a submission; `logs` gets submitit's files.
 
-        `engine` other than Slurm itself is for tests: processes of this machine, or this process.
+        Other engines than Slurm are for tests: `local` is processes of this machine, `debug` this process.
         """
         if cores_each < 1:
             raise UserError("Slurm must be told what a run takes; give --cores, and --gpus if it takes any")
@@ -92,7 +93,7 @@ class _Task:
 
     def __call__(self, job: str) -> str | None:
         """Run a job. Returns the reason why its process died, or None."""
-        # Slurm warns every process of a job; this one alone answers, by `checkpoint`.
+        # Slurm signals every process of a job; only this one reacts, by `checkpoint`.
         before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         self.process = start(Path(job), Path(self.folder), self.threads, self.gpus)
         signal.signal(signal.SIGUSR2, before)

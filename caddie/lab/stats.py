@@ -72,10 +72,10 @@ class Estimate:
     def _below(self, error: float) -> float:
         """Return the probability that the error lies below `error`.
 
-        For two errors it is that of Behrens and Fisher, which is too careful where the second error is the larger. From
-        three seeds on, the one by the prior of Ghosh and Kim is mixed in, which gives the first error the same sum of
-        squares and two degrees more; its weight is the second error's share of the variance. Two seeds are too few for
-        that prior. A tail is never lighter than that of the first error alone.
+        For two errors it is that of Behrens and Fisher, which is too conservative where the second error is the larger.
+        From three seeds on, it is averaged with the probability under Ghosh and Kim's prior, which gives the first
+        error the same sum of squares and two more degrees. The weight of the latter is the second error's share of the
+        variance. Two seeds are too few for that prior. A tail is never lighter than that of the first error alone.
         """
         from scipy.special import stdtr
 
@@ -108,8 +108,9 @@ class Estimate:
 def _behrens_fisher(error: float, first: float, free: float, second: float, others: float) -> float:
     """Return the probability that a sum of two Student's t, given by sums of squares and degrees, lies below `error`.
 
-    It is Student's t given the share of the first in their chi-squared (Ruben, J. Royal Statistical Society B 22,
-    1960). The mean is taken over that share, at points that are dense where it is small and the first error so large.
+    Given the share of the first in their total chi-squared, the sum is Student's t (Ruben, J. Royal Statistical Society
+    B 22, 1960). The mean is taken over that share, at points that are dense where it is small and makes the
+    first error large.
     """
     from scipy.special import betaincinv, stdtr
 
@@ -151,7 +152,7 @@ def welch(against: Sequence[float], values: Sequence[float]) -> Estimate:
     from scipy.stats import ttest_ind
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of groups that do not vary, whose standard error says so
+        warnings.simplefilter("ignore", RuntimeWarning)  # for groups that do not vary: their standard error is 0
         degrees = float(ttest_ind(against, values, equal_var=False).df)
     error = math.hypot(_standard_error(against), _standard_error(values))
     return Estimate(fmean(against) - fmean(values), error, degrees)
@@ -163,12 +164,12 @@ def paired(against: Sequence[float], values: Sequence[float]) -> Estimate:
 
 
 def document_part(sizes: Sequence[float] | np.ndarray, bits: Sequence[np.ndarray]) -> ErrorTerm | None:
-    """Return the error of sum(bits) / sum(sizes) that other documents of the same source would make.
+    """Return the error of sum(bits) / sum(sizes) due to the choice of documents from their source.
 
-    `sizes` are those of the documents, `bits` their figures for each of two seeds or more. The variance is the part
-    that the seeds share: the mean, over pairs of seeds, of the products of a document's two residuals. The part that
-    differs from seed to seed is left out: the spread of the seeds' means already holds it, so the two variances add up.
-    None if the variance is not above zero.
+    `sizes` has the size of each document, `bits` an array of their bits for each of two seeds or more. The variance is
+    the part that the seeds share: the mean, over pairs of seeds, of the products of a document's two residuals. The
+    part that differs from seed to seed is left out: the spread of the seeds' means already holds it, so the two
+    variances add up. None if the variance is not above zero.
 
     The degrees of freedom are those of a sum of squares of unequal weights and heavy tails, by its fourth moment
     (Satterthwaite, Biometrics Bulletin 2, 1946).
@@ -201,8 +202,8 @@ def power(
     Welch's is a scaled noncentral t with 2 (n - 1) degrees. The share is beta distributed, and power is the mean over
     it. With degrees from the true variances the power of three seeds would come out up to 0.16 too high.
 
-    `documents` is the error that the held-out documents add to the paired one, whatever the seeds. The bar is then that
-    of Cochran and Cox ("Experimental designs", 1950): the two quantiles, weighted by the variances.
+    `documents` is the error that the held-out documents add to the paired one, whatever the seeds. Then the critical
+    value is that of Cochran and Cox ("Experimental designs", 1950): the two quantiles, weighted by the variances.
     """
     from scipy.special import betaincinv, chdtri, nctdtr, ndtr, stdtrit
 

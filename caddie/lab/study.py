@@ -1,6 +1,6 @@
-"""A study: a base, labelled diffs of it, seeds and one budget for all (`docs/studies.md`).
+"""Study: a base, labelled diffs of it, seeds and one budget for all (`docs/studies.md`).
 
-Every run follows from these alone, so a study can be stopped at any moment and gone on with.
+Every run follows from these alone, so a study can be stopped at any moment and continued.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class EqualBudget(Config):
 
 
 class Seconds(EqualBudget):
-    """Equal time: what is slower sees less. Runs must not disturb one another (see `caddie study --workers`)."""
+    """Equal time: a slower recipe sees less text. Runs must not disturb one another (see `caddie study --workers`)."""
 
     seconds: Positive
-    """Training time of each run."""
+    """Training seconds of each run."""
 
     def give(self, recipe: Recipe) -> Recipe:
         return recipe.but({"train.seconds": self.seconds, "train.steps": None})
 
 
 class Steps(EqualBudget):
-    """Equal steps: nothing depends on the clock, so on a CPU a run repeats to the bit."""
+    """Equal steps: nothing depends on the clock, so on a CPU a run repeats bit for bit."""
 
     steps: Count
     """Optimizer steps of each run."""
@@ -74,13 +74,13 @@ class Tokens(EqualBudget):
 
 
 class ModelledSeconds(EqualBudget):
-    """Equal time on eight H100, modelled and not clocked: what costs more there makes fewer steps (`lab/modelled.py`).
+    """Equal time on eight H100, modelled, not measured: a recipe with slower steps makes fewer (`lab/modelled.py`).
 
-    The machine of the study disturbs nothing, and on a CPU a run repeats to the bit.
+    The speed of the study's own machine does not matter, and on a CPU a run repeats bit for bit.
     """
 
     seconds: Positive
-    """Training time that each run would take there at full size."""
+    """Training seconds that each run would take there at full size."""
 
     def give(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the steps that it would make."""
@@ -101,7 +101,7 @@ class Claim:
     source: str
     """Place of the source."""
     note: str = ""
-    """Difference of the source's setting from ours."""
+    """Remark on the claim, such as how the source's experiment differs from ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +122,9 @@ class Entry:
     claim: Claim | None = None
     """Claim of a source."""
     public_score: float | None = None
-    """Public bits per byte of the same at full size, or none; the report compares their order with ours."""
+    """Public bits per byte of this recipe at full size, or None; the report compares the order of these with ours."""
     step_cost: float | None = None
-    """Step time at full size as a multiple of the rival's, as a source states it; none if it is to be modelled."""
+    """Step time at full size as a multiple of the rival's, as a source states it; None if it is to be modelled."""
 
     def check(self, label: str) -> None:
         """Raise `UserError`, which names the label, for a value that no entry can have."""
@@ -155,9 +155,9 @@ class Study:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     """Label to diff."""
     seeds: tuple[int, ...] = (1, 2, 3)
-    """Seeds of each label; verdicts need two, and the same for all."""
+    """Random seeds, the same for each label; verdicts need at least two."""
     budget: EqualBudget | None = None
-    """Equal budget of all runs; none leaves each recipe its own."""
+    """Equal budget of all runs; None leaves each recipe its own."""
     margin: float = 0.0
     """Bits per byte that a difference must exceed to matter."""
     fraction: float = 1.0
@@ -314,7 +314,7 @@ def _shorter(value: Any, fraction: float) -> Any:
     found = {name: _shorter(item, fraction) for name, item in value.items()}
     if found.get("kind") in COUNTED and found["steps"]:
         found["steps"] = max(1, round(found["steps"] * fraction))
-    if found.get("kind") == "EMA":  # the weight of a step's weights at the same part of the run
+    if found.get("kind") == "EMA":  # the same decay over the same part of the run
         found["decay"] **= 1 / fraction
     return found
 

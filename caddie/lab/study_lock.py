@@ -1,4 +1,4 @@
-"""Locks of what one process alone may do: the runs in a study's folder, or a search."""
+"""Locks for work that only one process may do: the runs in a study's folder, or a search."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -70,7 +70,7 @@ def _number(text: str) -> float | None:
 
 
 def _chosen(changes: Mapping[str, Changes]) -> tuple[list[str], list[list[str]]]:
-    """Return the labels that fit into two axes, and these; the largest groups of equal paths go first."""
+    """Return the labels that fit into two axes, and the axes; the largest groups of equal paths go first."""
     kinds: dict[frozenset[str], list[str]] = {}
     for label, found in changes.items():
         kinds.setdefault(frozenset(found), []).append(label)

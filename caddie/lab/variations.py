@@ -17,9 +17,9 @@ from caddie.run.run import check_recipe
 
 
 def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Study:
-    """Return the study that reverts each of the recipe's changes to `origin` in turn; `settings` are a study's.
+    """Return the study that reverts each of the recipe's changes to `origin` in turn; `settings` go to `Study`.
 
-    `origin` is the recipe's base, which must be shipped, unless given. Changes that are valid only together are
+    By default `origin` is the recipe's base, which must be shipped. Changes that are valid only together are
     reverted together. Raises `UserError` for a recipe without a base, and for a change that cannot be reverted.
     """
     check_kind(recipe, Recipe, "the recipe", AS_RECIPE)
@@ -36,7 +36,7 @@ def ablate(recipe: Recipe, origin: Recipe | None = None, **settings: Any) -> Stu
 
 
 def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
-    """Return the fewest changes, this one among them, without which the recipe is still valid."""
+    """Return this change alone, with one other, or with all: the first whose reverting leaves a valid recipe."""
     others = [other for other in lines if other != path]
     for chosen in [(), *((other,) for other in others), tuple(others)]:
         back = {line: value for line, value in lines.items() if line == path or line in chosen}
@@ -47,7 +47,7 @@ def _taken_back(recipe: Recipe, lines: Diff, path: str) -> Diff:
 
 
 def sweep(recipe: Recipe, values: Mapping[str, Sequence[object]], **settings: Any) -> Study:
-    """Return the study of every combination of a value for each path; `settings` are a study's.
+    """Return the study of every combination of a value for each path; `settings` go to `Study`.
 
     A combination that is the recipe itself is left out.
     """

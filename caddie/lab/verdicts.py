@@ -1,14 +1,14 @@
 """Judge scores of several seeds: a pair of groups, or the entries of a study against its base.
 
 Entries are compared seed by seed with the base, or with another entry. Where paired runs kept the bits of each held-out
-document, the claim is about new seeds and new documents of the same source, else about new seeds alone.
+document, the verdict is about new seeds and new documents of the same source, else about new seeds alone.
 
-A study has many entries, so some look better by chance alone. So p is adjusted over all of them (Benjamini and
-Hochberg, see `caddie.lab.stats`), whatever each is compared with, and with q below the level the expected share of
-wrong "better" and "worse", wrong signs among them, is at most the level (Benjamini and Yekutieli, "False discovery
-rate-adjusted multiple confidence intervals for selected parameters", J. American Statistical Association 100, 2005).
-That is proven for independent entries. Entries here share a base, or are compared with one another; in simulation they
-have no more errors for that (docs/statistics.md).
+A study has many entries, so some look better by chance alone. So p is adjusted over all entries, whatever their rivals
+(Benjamini and Hochberg, see `caddie.lab.stats`). With q below the level, the expected share of wrong "better" and
+"worse", wrong signs among them, is at most the level (Benjamini and Yekutieli, "False discovery rate-adjusted multiple
+confidence intervals for selected parameters", J. American Statistical Association 100, 2005). That is proven for
+independent entries. Entries here share a base, or are compared with one another; in simulation this causes no more
+errors (docs/statistics.md).
 """
 
 import math
@@ -45,7 +45,7 @@ class Documents:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Standard errors of a difference, with and without what the two labels have in common."""
+    """Standard errors of a difference, with and without pairing by common seeds and documents."""
 
     unpaired: float
     """Standard error if each label had seeds and documents of its own."""
@@ -71,9 +71,9 @@ class Difference:
     seeds: tuple[int, ...]
     """Seeds that count: the paired ones, or all of the entry where the test is Welch's."""
     mean: float
-    """Score of the entry, over these seeds."""
+    """Mean score of the entry over these seeds."""
     difference: float
-    """Mean of the entry's scores less that of its rival's: negative is better."""
+    """Mean score of the entry minus that of its rival: negative is better."""
     test: Test | None = None
     estimate: Estimate | None = None
     """None where nothing can be tested; `reason` says why."""
@@ -88,7 +88,7 @@ class Difference:
 
     @property
     def documents_error(self) -> ErrorTerm | None:
-        """Error that comes of the documents; None where it is not known."""
+        """Error due to the documents; None where it is not known."""
         return self.estimate.second if self.estimate else None
 
 
@@ -100,8 +100,8 @@ def measure(
 ) -> Difference:
     """Test the difference of two groups of scores by seed: paired over the seeds `pairs`, or by Welch without any.
 
-    `documents` are those of base and entry. Where both have all pairs on the same documents, the error that other
-    documents would make is added to that of the seeds (`document_part`).
+    `documents` are those of base and entry. If both have bits of the same documents for all pairs, the error due to the
+    choice of documents is added to that of the seeds (`document_part`).
     """
     seeds = tuple(pairs or sorted(entry))
     b, a = [entry[seed] for seed in seeds], [base[seed] for seed in pairs or sorted(base)]
@@ -137,13 +137,13 @@ def _same_documents(documents: tuple[Documents, Documents], seeds: Sequence[int]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Difference):
-    """Judgement of one entry: its difference from its rival. None stands for what its seeds cannot tell."""
+    """Verdict on one entry: its difference from its rival. Values that its seeds cannot tell are None."""
 
     label: str
     interval: tuple[float, float] | None
     """Bounds of the difference with confidence 1 - level, for this entry alone."""
     p: float | None
-    """Two-sided, of the difference lying beyond the margin (`Estimate.p_beyond`)."""
+    """Two-sided p of the difference lying beyond the margin (`Estimate.p_beyond`)."""
     q: float | None
     """p adjusted over the entries of the study."""
     q_same: float | None
@@ -152,7 +152,7 @@ class Verdict(Difference):
     seeds_needed: int | None
     """Seeds that decide with 80 % power, by p of this entry alone, if difference and spread are as seen.
 
-    None too where no number does: the documents are too few for that difference.
+    None also where no number of seeds decides: the documents are too few for that difference.
     """
 
 

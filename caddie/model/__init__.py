@@ -1,4 +1,4 @@
-"""The language model: one forward, made of parts that each stand in one file."""
+"""Language model: one forward, made of parts that have a file each."""
 
 from caddie.model.attention import Attention, GroupedQueryAttention
 from caddie.model.block import Block, BlockModule

@@ -25,12 +25,12 @@ class Attention(Config):
     def build(self, width: int, layer: int) -> Part:
         """Return the module of `layer`; its forward takes the normed stream (B, T, width) and the context.
 
-        It returns the context's query positions, of the same width.
+        The output has the same width, at the context's query positions alone.
         """
 
     @abstractmethod
     def value_width(self, width: int) -> int:
-        """Return the channels of all values of a position."""
+        """Return the number of value channels of a position, over all heads."""
 
 
 class GroupedQueryAttention(Attention):
@@ -44,7 +44,7 @@ class GroupedQueryAttention(Attention):
     key_value_heads: Annotated[int, Range(1, 1024)] = 4
     """Key and value heads, each shared by an equal number of query heads."""
     query_gain: Positive = 1.5
-    """Initial factor on the normed queries; logits are bounded by it times the root of the head's size."""
+    """Initial factor on the normed queries; attention logits are at most this factor times √(head size)."""
     rope: RoPE = PlainRoPE()
     """Rotary position embedding."""
     linear: LinearMap = Dense()
@@ -52,20 +52,20 @@ class GroupedQueryAttention(Attention):
     fused: bool = False
     """True for one matrix that projects to queries, keys and values together."""
     scope: Literal["row", "document"] = "row"
-    """Past that a position attends to: all of its row, or its own document alone."""
+    """Earlier positions that a query attends to: its whole row, or its own document alone."""
     longest: IntSchedule | None = None
-    """With the scope `document`: tokens after which a longer document is cut, or none.
+    """Tokens after which a longer document is cut, with scope `document`; none for no cuts.
 
-    It grows in the record at 1.0576: 1,024 for a tenth of the run, 2,048 until 70 %, then 3,072.
+    In the record at 1.0576 it grows: 1,024 for a tenth of the run, 2,048 until 70 %, then 3,072.
     """
     window: IntSchedule | None = None
-    """Sliding window: number of latest positions attended to, the own included, or none for all."""
+    """Sliding window: number of latest positions that a query attends to, its own included, or none for all."""
     value_residual: ValueResidual | None = None
     """Value residual: mix of the values of layer 0 into this layer's, or none. Layer 0 itself has nothing to mix in."""
     xsa: bool = False
     """True for exclusive self-attention (XSA): each head's output loses its projection on the position's own value."""
     xsa_gate: float | None = None
-    """Initial a of the share tanh(a) that XSA removes, learned for each head, or none to remove all; 0 is no XSA."""
+    """Initial a of a gate learned per head: XSA removes the share tanh(a), nothing at 0; none removes all."""
     gate: HeadGate | None = None
     """Gate on each head's output, or none."""
 

@@ -14,7 +14,7 @@ from caddie.model.parameters import Constant, Part
 
 
 class Block(Config):
-    """Transformer block: input mixed in, then attention and MLP, each on the normed stream and scaled per channel."""
+    """Transformer block: input mix, then attention and MLP, each on the normed stream and scaled per channel."""
 
     residual_mix: ResidualMix | None = StreamMix()
     """Mix of the embedded input into the stream, or none."""
@@ -27,14 +27,14 @@ class Block(Config):
     mlp_norm: Norm = RMSNorm()
     """Norm before the MLP."""
     parallel: bool = False
-    """Parallel residual: True if the MLP reads the same stream as attention, not the one that attention wrote."""
+    """Parallel residual: True if the MLP reads the same stream as attention, not the stream after attention."""
 
 
 class BlockModule(Part):
     """Block that maps the stream (B, T, width) and the embedded input x0 of the same shape to the next stream.
 
-    It is layer number `layer` of `depth`, with `own_mlps` further MLPs for repeated passes. The deltas are set by
-    test-time training; they read the normed stream and add to the outputs of attention and MLP.
+    It is layer number `layer` of `depth`, with `own_mlps` further MLPs for repeated passes. Test-time training sets
+    the deltas; they read the normed stream and add to the outputs of attention and MLP.
     """
 
     def __init__(self, config: Block, width: int, layer: int, depth: int, own_mlps: int) -> None:
@@ -70,7 +70,7 @@ class BlockModule(Part):
         return torch.addcmul(mix[0] * x, mix[1], x0)
 
     def attention_output(self, x: Tensor, context: Context) -> Tensor:
-        """Return the output of attention for the stream, scaled; zero if the layer has none."""
+        """Return the scaled output of attention for the stream, or zero if the layer has no attention."""
         if self.attention is None:
             return x.new_zeros(())
         h = self.attention_norm(x)
@@ -78,7 +78,7 @@ class BlockModule(Part):
         return self.attention_scale.to(x.dtype) * y
 
     def mlp_output(self, x: Tensor, context: Context) -> Tensor:
-        """Return the output of the MLP for the stream, scaled."""
+        """Return the scaled output of the MLP for the stream."""
         h = self.mlp_norm(x)
         mlp = self.later_mlps[context.pass_index - 1] if context.pass_index and self.later_mlps else self.mlp
         return self.mlp_scale.to(x.dtype) * adapted(mlp(h), self.mlp_delta, h)

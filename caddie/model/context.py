@@ -13,7 +13,7 @@ from caddie.ops.dispatch import constant_in_graphs
 class Cache:
     """Keys, values and other state of earlier positions of the same rows, for generation token by token.
 
-    Parts reach it through the context alone, and in the same order in every forward.
+    Modules access it only through the context, in the same order in every forward.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class Context:
     """Shared state of one forward over ids (B, T), with RoPE tables and visibilities made once for all layers.
 
     `starts` (B, T) is true where a document begins, or None if rows are not divided into documents. With a `cache` the
-    ids continue those of the forward before. `progress` is the fraction of the run that is over, for schedules.
-    `segments` is the largest number of documents and parts of documents in the rows, 0 if unknown.
+    ids continue those of the previous forward. `progress` is the fraction of the budget spent, for schedules.
+    `segments` is an upper bound on the documents and parts of documents in the rows, 0 if unknown.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Context:
         self.value_input: Tensor | None = None
         """Stream (B, T, width) from which the current layer computes its values, or None for its normed input."""
         self.bigrams: Tensor | None = None
-        """Embedding of each position's bigram (B, T, width), as it was added to the tokens', if there is one."""
+        """Bigram embedding of each position (B, T, width), as added to the token embedding, or None."""
         self.outputs: list[Tensor] = []
         """Embedded input and outputs of the passes so far (B, T, width), for dense connections."""
         self.pass_index = 0
@@ -65,7 +65,7 @@ class Context:
             cache.length += ids.shape[1]
 
     def rope(self, rope: str, dims: int) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine tables over the positions of a row, each (T, dims/2), of a RoPE's `as_text`."""
+        """Return cosine and sine tables (T, dims/2) for the positions of a row; `rope` is from `RoPE.as_text`."""
         if (rope, dims) not in self._rope_tables:
             end = self._first + self.ids.shape[1]
             cosine, sine = _rope_tables(rope, dims, self._first, end, self.ids.device, self.dtype)
@@ -95,7 +95,7 @@ class Context:
         return x if self.last is None else x[:, x.shape[1] - self.last :]
 
     def visible(self, scope: str, longest: IntSchedule | None, window: IntSchedule | None) -> Visibility:
-        """Return the visibility of the query positions: their `row`, or `document` cut into pieces of `longest`."""
+        """Return the mask of the query positions in scope `row` or `document`; documents are cut after `longest`."""
         starts = self.starts if scope == "document" else None
         longest = None if starts is None or longest is None else _int_at(longest, self.progress)
         width = reach(longest, window, self.progress, self.ids.device)
@@ -103,13 +103,13 @@ class Context:
         if key not in self._visible:
             segments = None if starts is None else self._numbered(starts, longest)
             length = self.ids.shape[1]
-            cuts = self.ids.numel() // longest if self._room and longest else 0  # at most, of longer documents
+            cuts = self.ids.numel() // longest if self._room and longest else 0  # upper bound on the cuts
             keys, room = self._first + length, self._room + cuts
             self._visible[key] = Visibility(self.last or length, keys, segments, width, room, longest)
         return self._visible[key]
 
     def _numbered(self, starts: Tensor, longest: int | None) -> Tensor:
-        """Return the running segment number of every position, the cached ones included, (B, S)."""
+        """Return the segment number of every position, cached ones included, (B, S)."""
         if longest in self._segments:
             return self._segments[longest]
         # Segment number and age of all cached positions; the age counts from the start of the document.
@@ -123,11 +123,11 @@ class Context:
         ages = torch.cat((ages, age), 1)
         if self._cache is not None:
             self._cache.kept[self._calls - 1] = (numbers, ages)
-        self._segments[longest] = numbers[:, 1:]  # the first stands outside
+        self._segments[longest] = numbers[:, 1:]  # without the column before the row
         return self._segments[longest]
 
     def _keep(self, first: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the state that this call kept in the forward before, or `first` in the first one."""
+        """Return the state that this call kept in the previous forward, or `first` in the first forward."""
         self._calls += 1
         if self._cache is None:
             return first
@@ -137,9 +137,9 @@ class Context:
 
 
 def reach(longest: IntSchedule | None, window: IntSchedule | None, progress: float, device: torch.device) -> int | None:
-    """Return the most positions that a query attends to, its own included, or None for all of its row.
+    """Return the largest number of positions that a query attends to, its own included, or None for its whole row.
 
-    No segment is longer than `longest`; on a CPU that bound saves attention over whole rows.
+    No segment is longer than `longest`; on a CPU this bound serves as a window, cheaper than whole rows.
     """
     bounds = [] if window is None else [_int_at(window, progress)]
     if longest is not None and device.type == "cpu":
@@ -161,7 +161,7 @@ def _piece(values: tuple[float, ...], begins: tuple[float, ...], progress: float
 def _rope_tables(rope: str, dims: int, first: int, end: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return cosines and sines at positions `first` to `end`, (2, end - first, dims/2).
 
-    Left to the compiler, each of its kernels would compute the cosine of each element anew.
+    Inside a compiled graph, every kernel would compute the cosine of each element again.
     """
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     angles = torch.arange(first, end, device=device).to(exact)[:, None] * rope_of(rope).frequencies(dims, device, exact)

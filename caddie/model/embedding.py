@@ -30,7 +30,7 @@ class TokenEmbedding(Embedding):
     initial: Initial = Normal(std=0.005)
     """Initial values of the rows."""
     dims: Channels | None = None
-    """Channels of a row, projected to the stream and, for a tied head, back; none for rows as wide as the stream."""
+    """Channels of a row, projected to the stream and, for a tied head, back; none for the stream's width."""
     bigrams: HashedNGrams | None = None
     """BigramHash: hashed rows of the last two tokens, added before the norm, or none."""
     trigrams: HashedNGrams | None = None

@@ -19,7 +19,7 @@ class Flops:
     """FLOPs of a training step per token: 6 for each weight, 12 for each channel and position attended to."""
 
     products: int
-    """Elements of the matrices that a token is multiplied by, those of a layer once for each pass."""
+    """Elements of the matrices that multiply a token; a layer's count once for each of its passes."""
     attention: float
     """Width times the mean number of positions that a query attends to, summed over all passes of attention."""
 
@@ -37,20 +37,20 @@ def flops_per_token(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.
 def count(gpt: GPT, sequence_length: IntSchedule, progress: float = 1.0, documents: float | None = None) -> Flops:
     """Count the FLOPs of a training step per token at that progress of the run.
 
-    Counted are matrix products, once for each pass of their layer, and the two products of attention over the mean
-    number of positions that a query attends to; norms, rotations, elementwise work and the optimizer are left out.
-    Where documents bound attention, `documents` is that mean in the text at hand; if None, rows count in full. Windows
-    and pieces of `longest` tokens count exactly. The convention is that of PaLM (arXiv 2204.02311, appendix B), with
-    causality.
+    It counts matrix products, once for each pass of their layer, and the two products of attention over the mean number
+    of positions that a query attends to. It leaves out norms, rotations, elementwise work and the optimizer. Where
+    documents bound attention, `documents` is that mean in the text at hand; if None, rows count in full. Windows and
+    pieces of `longest` tokens count exactly. The convention is PaLM's (arXiv 2204.02311, appendix B), with causal
+    attention.
     """
     train_progress = progress_at(progress)
     length = int_at(sequence_length, train_progress)
     model = gpt.outline()
-    tied = model.embedding.weight.numel() if model.head.table is None else 0  # a product where the head reads it
+    tied = model.embedding.weight.numel() if model.head.table is None else 0  # a tied head multiplies by it
     products, attended = _products(model) - _products(model.blocks) + tied, 0.0
     for layer, passes in Counter(gpt.order(progress)).items():
         block = cast(BlockModule, model.blocks[layer])
-        products += passes * (_products(block) - _products(block.later_mlps))  # those take the place of the first MLP
+        products += passes * (_products(block) - _products(block.later_mlps))  # a pass runs one MLP
         if (attention := gpt.blocks[layer].attention) is not None:
             attended += passes * gpt.width * _mean_visible(attention, length, train_progress, documents)
     return Flops(products, attended)
@@ -68,11 +68,11 @@ def _mean_visible(attention: Attention, length: int, train_progress: TrainProgre
 
 
 def _products(module: nn.Module) -> int:
-    """Return the elements of all matrices in a module, learned or fixed, that a token is multiplied by."""
+    """Return the number of elements of all matrices in a module, learned or fixed, that multiply a token."""
     elements = 0
     for part in module.modules():
         if isinstance(part, Linear):
             elements += part.weight.numel()
-        elif isinstance(part, Part) and not isinstance(part, NGramTable):  # whose constants are looked up
+        elif isinstance(part, Part) and not isinstance(part, NGramTable):  # its constants are looked up
             elements += sum(math.prod(part.get_buffer(name).shape) for name in part.constants)
     return elements

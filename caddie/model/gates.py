@@ -22,7 +22,7 @@ class DenseGate(HeadGate):
     """Gated attention: σ(W h + b), W (heads, width) (arXiv 2505.06708)."""
 
     bias: float | None = 4.0
-    """Initial b, which leaves heads at σ(4) = 0.98; none for no bias and heads at one half."""
+    """Initial b: at 4, heads start at σ(4) = 0.98; none for no bias, so that heads start at one half."""
     std: NonNegative = 0.0
     """Standard deviation of the initial weights; 0.005 in the record without bias."""
 
@@ -33,11 +33,11 @@ class DenseGate(HeadGate):
 class NarrowGate(HeadGate):
     """Attention output gate: height · σ(W h[:channels]), W (heads, channels) initially 0, so heads start at height/2.
 
-    Height 2, an identity at the start, is the records'.
+    The records use height 2, which starts as the identity.
     """
 
     channels: Count = 12
-    """Leading channels of the stream that decide."""
+    """Number of leading channels of the stream that the gate reads."""
     height: Positive = 2.0
     """Largest factor on a head."""
 
@@ -49,7 +49,7 @@ class SparseGate(HeadGate):
     """Sparse attention gate: σ(scale · W h[:channels]), W (heads, channels) initially 0, so heads start at one half."""
 
     channels: Count = 12
-    """Leading channels of the stream that decide."""
+    """Number of leading channels of the stream that the gate reads."""
     scale: Positive = 0.5
     """Factor on the logits of the gate."""
 

@@ -1,4 +1,4 @@
-"""The whole model: settings, construction and the one forward."""
+"""Whole model: settings, construction and the forward."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GPT(Config):
     block: Block = Block()
     """Settings of every layer."""
     layers: Mapping[str, Any] = field(default_factory=dict)
-    """Exceptions: layer or range of layers (`3`, `0-6`) to a diff on its block; as a path `layers.0-6.parallel`."""
+    """Settings of single layers: layer or range (`3`, `0-6`) to a diff of its block; path: `layers.0-6.parallel`."""
     skips: Skips | None = UNet()
     """U-Net connections from early to late layers, or none."""
     recurrence: Recurrence | None = None
@@ -55,7 +55,7 @@ class GPT(Config):
     parallel_streams: ParallelStreams | None = None
     """Two parallel streams from some layer on, or none."""
     dense_connections: DenseConnections | None = None
-    """Dense connections (MUDD): earlier outputs mixed into later layers by each token, or none."""
+    """Dense connections (MUDD): earlier outputs mixed into later layers with weights per token, or none."""
     value_embedding: ValueEmbedding | None = None
     """Value embeddings: token embeddings added to the values of some layers, or none."""
     head: Head = TiedHead()
@@ -63,7 +63,7 @@ class GPT(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "layers", _by_layer(plain(self.layers)))  # equal from Python, JSON and paths
+        object.__setattr__(self, "layers", _by_layer(plain(self.layers)))  # the same value from Python, JSON and paths
         blocks, last = self.blocks, self.depth - 1
         if self.recurrence:
             if self.recurrence.last > last:
@@ -100,7 +100,7 @@ class GPT(Config):
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Settings of each layer: `block` with every exception that names the layer, in order."""
+        """Settings of each layer: `block` with every diff in `layers` that names the layer, in order."""
         found = [self.block] * self.depth
         for key, diff in self.layers.items():
             for layer in _layer_range(key, self.depth):
@@ -132,17 +132,17 @@ class GPT(Config):
 
     @property
     def longest_order(self) -> list[int]:
-        """Layers in the order of their passes while they have the most of them."""
+        """Layers in the order of their passes, with the largest number of passes in the run."""
         again = self.recurrence or NO_RECURRENCE
         return again.order(self.depth, again.most)
 
     def places(self, progress: float = 1.0) -> list[range]:
-        """Return the passes of `longest_order` that each pass stands for at that progress: itself and any left out."""
+        """Return for each pass at that progress its place in `longest_order`, then the places left out after it."""
         again = self.recurrence or NO_RECURRENCE
         return again.places(self.depth, int_at(again.passes, progress_at(progress)))
 
     def own_mlps(self, layer: int) -> int:
-        """Return the number of MLPs that a layer has for its repeated passes, beside that of the first."""
+        """Return the number of further MLPs that a layer has for its repeated passes."""
         again = self.recurrence
         return again.most - 1 if again and again.own_mlps and again.first <= layer <= again.last else 0
 
@@ -153,7 +153,7 @@ class GPT(Config):
 
 
 def _by_layer(layers: Any) -> dict[str, dict[str, Any]]:
-    """Return the exceptions by layer; the part of a path behind the layer's name goes into that layer's diff."""
+    """Return layers to diff; the path after the layers of a key, as in `0-6.parallel`, goes into their diff."""
     found: dict[str, dict[str, Any]] = {}
     for key, value in layers.items():
         layer, dot, path = key.partition(".")
@@ -203,7 +203,7 @@ class Model(Part):
         self.head = config.head.build(self.embedding, config.vocabulary, width)
 
     def set_product(self, part: ModelPart, product: Product) -> None:
-        """Let the linear layers of a part multiply by their weights with `product`."""
+        """Set the matrix product that the linear layers of a part use."""
         for name, module in self.named_modules():
             inside = name.startswith("head") if part == "head" else re.match(r"blocks\.\d+\.(mlp|later_mlps)\b", name)
             if inside and isinstance(module, Linear | HeadModule):
@@ -227,11 +227,11 @@ class Model(Part):
     ) -> Tensor:
         """Return logits, in float32 at least; `starts` (B, T) is true where a document begins.
 
-        With `last`, logits of that many last positions alone. With a `cache`, which the forward extends, the ids
-        continue those of the call before. `stage` is that of the run; the last one is packed and scored. With `capped`
-        False, logits before the softcap, as `HeadModule.losses` takes them. `segments` is the largest number of
-        documents in the rows, counted once for each row that they reach; at 0, unknown, attention that needs the number
-        is not chosen.
+        `last` limits them to that many last positions. With a `cache`, which the forward extends, the ids continue
+        those of the previous call. `stage` is the index of the run's stage; the last stage is packed and scored.
+        `capped=False` returns logits before the softcap, in `dtype`, as `HeadModule.losses` takes them. `segments` is
+        an upper bound on the documents in the rows, each counted once for every row that it reaches; 0 means unknown
+        and rules out attention that needs the number.
         """
         context = Context(ids, starts, dtype, cache, self.stages[stage], segments)
         x = self.embedding(context)
@@ -271,8 +271,8 @@ class Model(Part):
 
 
 def build(config: GPT, seed: int, device: torch.device | str = "cpu") -> Model:
-    """Return the model with its initial weights, equal for a seed on every device."""
-    with torch.device(device):  # not by way of "meta", whose `empty_like` imports sympy: half a second of each process
+    """Return the model with its initial weights, which depend on the seed and not on the device."""
+    with torch.device(device):  # not through "meta", whose `empty_like` imports sympy: half a second per process
         model = config.build()
     initialize(model, seed)
     return model

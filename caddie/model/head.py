@@ -21,15 +21,15 @@ class Head(Config):
     softcap: Positive | None = 30.0
     """Largest magnitude of the logits (logit softcapping), or none."""
     softcap_form: Softcap = "tanh"
-    """Function that approaches the cap."""
+    """Function that caps the logits."""
     learned_caps: Literal["trained", "untrained"] | None = None
-    """Asymmetric softcap (AsymLogit): a learned cap for logits above 0 and one for those below, from `softcap` on.
+    """Asymmetric softcap (AsymLogit): two learned caps, for logits above and below 0, both initially `softcap`.
 
-    In the records no optimizer holds them and the training loss does not read them: "untrained" is that, two parameters
-    that stay at `softcap`.
+    In the records no optimizer updates them and the training loss does not read them; "untrained" reproduces that: two
+    parameters that stay at `softcap`.
     """
     bias: bool = False
-    """True for a learned bias for each id, as in the ternary record."""
+    """True for a learned bias per id, as in the ternary record."""
 
     @abstractmethod
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:
@@ -39,9 +39,9 @@ class Head(Config):
 class HeadModule(Part):
     """Head that maps the stream (B, T, width) and the embedding to logits (B, T, vocabulary).
 
-    Without a `table` of its own it multiplies by the embedding's with `product`, after a `projection` if its rows are
-    narrower than the stream. The delta, of test-time training, reads the normed stream and adds to the logits before
-    the softcap.
+    Without a `table` of its own it uses the embedding's, after a `projection` if the rows are narrower than the stream.
+    `product` multiplies. The delta of test-time training reads the normed stream and adds to the logits before the
+    softcap.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class HeadModule(Part):
         return logits if self.bias is None else logits + self.bias.to(logits.dtype)
 
     def forward(self, x: Tensor, embedding: TokenTable) -> Tensor:
-        """Return the logits of the stream, in float32 at least: scores are sums of their logarithms."""
+        """Return the logits of the stream, in float32 at least, because scores are sums of log-probabilities."""
         logits, cap = self.uncapped(x, embedding, float32_linear), self.config.softcap
         if cap is None:
             return logits
@@ -86,9 +86,9 @@ class HeadModule(Part):
         others: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the training objective and the cross-entropy in it, (B · T,) in float32, of uncapped logits and ids.
+        """Return the training objective and the cross-entropy in it, both (B · T,) in float32, from uncapped logits.
 
-        The targets are (B, T), and so are `others`, whose cross-entropy times the `weights` is part of the objective.
+        `targets` are ids (B, T), and so are `others`, whose cross-entropy times `weights` is added to the objective.
         The softcap, the loss and their gradient are one operation (`caddie.ops.cross_entropy`), so training never
         computes capped logits.
         """
@@ -104,7 +104,7 @@ class HeadModule(Part):
 class TiedHead(Head):
     """Head that shares the embedding's table (weight tying, arXiv 1608.05859).
 
-    If the table's rows are narrower than the stream, the head has a projection of its own before it.
+    If the table's rows are narrower than the stream, the head projects the stream to them first.
     """
 
     def build(self, embedding: TokenTable, vocabulary: int, width: int) -> HeadModule:

@@ -22,7 +22,8 @@ Product = Callable[[Tensor, Tensor], Tensor]
 class LowRankDelta:
     """LoRA: an addition x Aᵀ Bᵀ · scale to a part's output (arXiv 2106.09685), kept outside its parameters.
 
-    A is (rank, inputs) and B (outputs, rank) for all rows of x (B, T, inputs), or there is one of each for every row.
+    All rows of x (B, T, inputs) share A (rank, inputs) and B (outputs, rank), or each row has its own, along a leading
+    axis.
     """
 
     a: Tensor
@@ -30,7 +31,7 @@ class LowRankDelta:
     scale: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the addition for x (B, T, inputs), (B, T, outputs)."""
+        """Map x (B, T, inputs) to the addition (B, T, outputs)."""
         return matmul(matmul(x, self.a.mT), self.b.mT) * self.scale
 
 
@@ -43,7 +44,7 @@ class Linear(Part):
     """Linear layer y = x Wᵀ without bias, W (outputs, inputs) kept in float32 and cast to the stream's dtype.
 
     With `normed`, x is RMS-normed first. `view` replaces the weight in the forward (quantization-aware training);
-    `delta` adds to the output (test-time training). Neither is set at first. `product` multiplies; float8 has its own.
+    `delta` adds to the output (test-time training). Neither is set at first. `product` is the matrix product.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Dense(LinearMap):
 class RandomMap(LinearMap):
     """Fixed random matrix plus a learned one of low rank: R + B A.
 
-    R is drawn from its name whenever the model is made, so it takes no bytes.
+    R is drawn again whenever the model is made, with its name as the seed, so it takes no bytes.
     """
 
     rank: Channels = 160

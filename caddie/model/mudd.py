@@ -27,8 +27,8 @@ FACTOR = 0.1
 class DenseConnections(Config):
     """Socket: dense connections, from the outputs of all passes of layers to later ones.
 
-    Passes count from 0 in the longest order of the layers, as depth recurrence makes it. A pass that the order of a
-    stage leaves out hands on what enters it.
+    Passes are numbered from 0 in the longest order of the layers under depth recurrence. A pass that a stage leaves out
+    returns its input.
     """
 
     @abstractmethod
@@ -37,49 +37,50 @@ class DenseConnections(Config):
     ) -> DenseConnectionsModule:
         """Return the module for layers with `blocks`, in the longest `order` of their passes.
 
-        `bigrams` is True if the model embeds them; `value_layers` are those with value embeddings. Raises `UserError`
-        if the model lacks what the connections read or write.
+        `bigrams` is True if the model embeds bigrams; `value_layers` are the layers with value embeddings. Raises
+        `UserError` if the model lacks a part that the connections read or write.
         """
 
     @abstractmethod
     def renumbered(self, place: Callable[[int], int]) -> Self:
-        """Return the connections of a model with fewer passes, by the new number of each pass."""
+        """Return the connections for a model with fewer passes; `place` maps a pass to its new number."""
 
 
 class DenseConnectionsModule(Part):
-    """Module that runs the blocks, with what goes to and from them."""
+    """Module that runs the blocks and mixes earlier outputs into their inputs and outputs."""
 
     @abstractmethod
     def step(self, passes: range, block: BlockModule, x: Tensor, context: Context) -> Tensor:
-        """Return the stream after `block`, the first of `passes`; the others are left out and hand it on.
+        """Return the stream after `block`, the first of `passes`; this stage leaves out the others.
 
-        `context.outputs` holds the embedded input and the outputs of all earlier passes; those of `passes` are added.
+        `context.outputs` holds the embedded input and the outputs of all earlier passes; the call appends those of
+        `passes`.
         """
 
 
 class MUDD(DenseConnections):
-    """Light MUDD: after some passes x ← x + m₀, m_c = s_c · n(Σ_l w_cl h_l) over the outputs h_l so far.
+    """Light MUDD: after some passes x ← x + m₀ with m_c = s_c · n(Σ_l w_cl h_l) over the outputs h_l so far.
 
     The weights are w = W2 gelu(W1 n(x)) + b, with W2 and b initially zero, and n is RMSNorm. The h_l are the embedded
-    input, the outputs of the passes but the first one's, and the latest once more, as in openai/parameter-golf #1936.
+    input, the outputs of all passes but the first, and the latest output once more, as in openai/parameter-golf #1936.
 
-    At zero n has the slope of one over the root of its epsilon, 2,896 in float32 and 11 in bfloat16: the first steps
-    differ by the number format.
+    At zero the slope of n is one over the root of its epsilon: 2,896 in float32 and 11 in bfloat16. So the first steps
+    depend on the number format.
     """
 
     after: tuple[Pass, ...] = (2, 4, 6, 8, 10, 12, 15, 16)
-    """Passes behind which outputs are mixed into the stream; the defaults are for 17 passes."""
+    """Passes after which outputs are mixed into the stream; the defaults are for 17 passes."""
     values: tuple[Pass, ...] = (12, 15)
-    """Of these, passes with a second mixture: the next pass computes its values from n(x) + m₁, without m₀.
+    """Passes of `after` with a second mixture: the next pass computes its values from n(x) + m₁, without m₀.
 
-    This n has no factor of the layer's, such as that of `DepthScaledNorm`.
+    This n leaves out a layer's own factor, such as `DepthScaledNorm` has.
     """
     windows: tuple[tuple[Pass, Count], ...] = ((2, 2), (6, 2), (10, 2))
-    """Passes that mix fewer outputs, each with their number: the embedded input and the latest ones."""
+    """Passes that mix fewer outputs, as pairs (pass, outputs): the embedded input and the latest ones."""
     std: NonNegative = 0.006
     """Standard deviation of the initial W1."""
     scale: Positive = 0.01
-    """Initial s, by channel of the stream."""
+    """Initial s, one for each channel of the stream."""
 
     def build(
         self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
@@ -102,7 +103,7 @@ class MUDD(DenseConnections):
         return _MUDD(self, width)
 
     def renumbered(self, place: Callable[[int], int]) -> Self:
-        """Return the connections with new numbers; of passes that become one, the last one's window is kept."""
+        """Return the connections with new numbers; passes that become one keep the window of the last."""
         after = tuple(sorted({place(number) for number in self.after}))
         windows = {place(number): min(count, place(number) + 2) for number, count in self.windows}
         values = {place(number) for number in self.values} - {place(max(self.after))}
@@ -110,22 +111,23 @@ class MUDD(DenseConnections):
 
 
 class LastLayerMUDD(DenseConnections):
-    """MUDD of the last layer: coefficients 0.1 (W2 gelu(W1 x) + b) of each token in the places of constants.
+    """MUDD of the last layer: coefficients 0.1 (W2 gelu(W1 x) + b), computed by each token, replace constants.
 
-    Before the layer they mix the embedded input, an `early` output and x into its values and its stream. In it they
-    are the factors on the stream, on what attention and MLP write, on the embedded input, and, if the model has them,
-    on bigrams and each half of the value embeddings. Behind it they mix the embedded input, two outputs, the layer's
-    input and value embeddings into the stream. W2 starts at zero, and b so that each coefficient has its constant.
+    Before the layer they mix the embedded input, the `early` output and x into its values and its stream. In the layer
+    they are the factors on the stream, the outputs of attention and MLP, the embedded input and, if the model has them,
+    bigrams and each half of the value embeddings. After it they mix the embedded input, the outputs `early` and
+    `first`, the layer's input and value embeddings into the stream. W2 starts at zero, b so that each
+    coefficient has its constant.
     """
 
     hidden: Count = 64
-    """Rows of W1, once for the coefficients before and in the layer and once for those behind it."""
+    """Rows of W1; there are two, for the coefficients before and in the layer and for those after it."""
     early: Pass = 7
     """Pass whose output goes to the values, to the layer's input and to the head."""
     first: Pass = 3
     """Pass whose output goes to the head alone."""
     backout: NonNegative = 0.5
-    """Initial share of the early output that is taken out of the stream behind the layer."""
+    """Initial share of the early output that is subtracted from the stream after the layer."""
 
     def build(
         self, width: int, order: Sequence[int], blocks: Sequence[Block], bigrams: bool, value_layers: Sequence[int]
@@ -151,7 +153,7 @@ class LastLayerMUDD(DenseConnections):
 
 
 class MixedOutputs(Part):
-    """Mixtures m_c of the outputs so far, one for each of `channels`, with weights of `sources` outputs each."""
+    """Mixtures m_c of the outputs so far: `channels` weighted sums of `sources` outputs each."""
 
     def __init__(self, width: int, sources: int, channels: int, std: float, scale: float) -> None:
         super().__init__()
@@ -163,14 +165,14 @@ class MixedOutputs(Part):
         self.scale = self.declare("scale", (channels, width), "scalar", Constant(value=scale))
 
     def weights(self, x: Tensor) -> Tensor:
-        """Return the weights for the stream x (B, T, width), (B, T, channels, sources)."""
+        """Map the stream x (B, T, width) to the weights (B, T, channels, sources)."""
         weights = self.down(F.gelu(self.up(_norm(x)))) + self.bias.to(x.dtype)
         return weights.view(*x.shape[:-1], self.channels, self.sources)
 
     def forward(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the mixtures (channels, B, T, width) of outputs, the last of which is the stream.
 
-        Earlier outputs may have more positions than the stream, which has the last of them.
+        Earlier outputs may have more positions than the stream; then only their last ones are used.
         """
         x, count = outputs[-1], self.sources
         chosen = [outputs[0], *outputs[len(outputs) - (count - 2) :], x][:count]
@@ -182,7 +184,7 @@ class MixedOutputs(Part):
 
 
 class Coefficients(Part):
-    """Coefficients 0.1 (W2 gelu(W1 x) + b) with names and initial values, for each token."""
+    """Named coefficients 0.1 (W2 gelu(W1 x) + b) of each token, with given initial values."""
 
     def __init__(self, width: int, hidden: int, initial: Mapping[str, float]) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ class Coefficients(Part):
 
 
 def _norm(x: Tensor) -> Tensor:
-    """RMSNorm with the epsilon of the format, which decides the slope at zero; on a CPU PyTorch's is float32's."""
+    """Apply RMSNorm with the epsilon of x's dtype, which sets the slope at zero; PyTorch's on a CPU is float32's."""
     return rms_norm(x, torch.finfo(x.dtype).eps)
 
 

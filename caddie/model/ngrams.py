@@ -14,14 +14,14 @@ from caddie.model.linear import Linear
 from caddie.model.parameters import Constant, FanIn, Initial, Normal, Part
 
 FACTORS = (36_313, 27_191, 51_497)
-"""Hash factors of a token's id, of the one before it and of the one before that."""
+"""Hash factors for the id of a token, of the one before it and of the one before that."""
 
 
 class HashedNGrams(Config):
     """BigramHash: hashed n-gram embeddings, projected to the stream and scaled.
 
-    The rows start at zero, so projection and scale, which do not, get their first gradient at step 2; an n-gram that
-    never occurs in training keeps adding nothing.
+    The rows start at zero, so projection and scale, which do not, get their first gradient at step 2. A row that no
+    n-gram of the training text hashes to keeps adding nothing.
     """
 
     buckets: Annotated[int, Range(2, 1 << 24)] = 16_384
@@ -29,13 +29,13 @@ class HashedNGrams(Config):
     dims: Channels | None = None
     """Channels of a row; none for rows as wide as the stream, without projection."""
     initial: Initial = FanIn()
-    """Initial values of the projection; at zero neither it nor the rows would ever learn. Public scripts end up with an
-    orthogonal one, times 1/√(2·layers) in public system 002 and 1 in 000 and ARG."""
+    """Initial values of the projection; at zero neither it nor the rows would ever learn. Public scripts end up
+    with an orthogonal one, times 1/√(2·layers) in public system 002 and times 1 in 000 and ARG."""
     signs: Annotated[int, Range(1, 1 << 20)] | None = None
-    """Sign trick: rows of fixed random signs, 8,192 in modded-nanogpt #299, or none.
+    """Sign trick: number of rows of fixed random signs (8,192 in modded-nanogpt #299), or none.
 
-    A row of the table is multiplied by the row of signs whose number is the exclusive or of the n-gram's ids, modulo
-    `signs`. The signs are drawn whenever the model is made, and take no bytes.
+    A row of the table is multiplied by a row of signs; the number of that row is the XOR of the n-gram's ids, modulo
+    `signs`. The signs are drawn again whenever the model is made, so they take no bytes.
     """
 
 
@@ -66,7 +66,7 @@ def ngrams(context: Context, order: int) -> list[Tensor]:
 
     A token that would stand before the start of its row or document is -1.
     """
-    tokens = [context.ids.int() + 1]  # so that 0, which stands before a start, is no token
+    tokens = [context.ids.int() + 1]  # from 1, so that 0 can stand before a start
     while len(tokens) < order:
         tokens.append(context.previous(tokens[-1]))
     return [token - 1 for token in tokens]
@@ -75,7 +75,7 @@ def ngrams(context: Context, order: int) -> list[Tensor]:
 def buckets(tokens: Sequence[Tensor], count: int) -> Tensor:
     """Return the bucket of each n-gram, (B, T).
 
-    Ids times factors, combined by exclusive or in 32-bit integers that wrap around, modulo count - 1. An n-gram that
+    The hash is the XOR of ids times factors, in 32-bit integers that wrap around, modulo count - 1. An n-gram that
     would reach beyond the start of its row or document goes to the last bucket.
     """
     hashed = functools.reduce(torch.bitwise_xor, map(torch.mul, tokens, FACTORS))
@@ -83,7 +83,7 @@ def buckets(tokens: Sequence[Tensor], count: int) -> Tensor:
 
 
 def sign_rows(tokens: Sequence[Tensor], count: int) -> Tensor:
-    """Return the row of signs of each n-gram, (B, T): the exclusive or of its ids, modulo `count`.
+    """Return the row of signs of each n-gram, (B, T): the XOR of its ids, modulo `count`.
 
     It is row 0 if the n-gram would reach beyond the start of its row or document.
     """

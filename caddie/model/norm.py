@@ -36,7 +36,7 @@ class RMSNorm(Norm):
 
 
 class DepthScaledNorm(Norm):
-    """RMSNorm over the root of the layer's number, from 1: deep layers start with smaller inputs ("LN scale")."""
+    """RMSNorm over the root of the layer's number, from 1, so deep layers get smaller inputs ("LN scale")."""
 
     def scale(self, layer: int) -> float:
         return 1.0 / math.sqrt(layer + 1)

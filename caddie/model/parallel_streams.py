@@ -20,7 +20,7 @@ class ParallelStreams(Config):
     """Socket: two residual streams from layer `first` on, and their merge at the end."""
 
     first: Annotated[int, Range(0, 1023)] = 8
-    """First layer with two streams, both initially the one before. Skip connections enter stream 0 alone."""
+    """First layer with two streams, which both start as the one before. Skip connections enter stream 0 alone."""
 
     @abstractmethod
     def build(self, depth: int) -> ParallelStreamsModule:
@@ -47,13 +47,13 @@ class RoutedStreams(ParallelStreams):
     """Routed streams: s_j ← r_j s_j + p_0j·attention + p_1j·MLP, r and p learned in each layer; merged by their mean.
 
     Parallel residuals as in openai/parameter-golf #1204, #1529 and the record at 1.0611. As there, the tensors have
-    rows for all layers, those before the first included, which nothing reads.
+    rows for all layers; nothing reads the rows of layers before the first.
     """
 
     gain: Positive = 1.1
     """Initial r, the factor on the stream itself."""
     sequential: bool = False
-    """True if the MLP reads stream 1 after attention wrote to it, each with a factor of its own (#1204, gain √1.1)."""
+    """True if the MLP reads stream 1 after attention wrote to it; each has its own r (#1204, gain √1.1)."""
 
     def build(self, depth: int) -> ParallelStreamsModule:
         return _RoutedStreams(self, depth)

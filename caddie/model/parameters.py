@@ -61,7 +61,7 @@ class Normal(Initial):
 
 
 class FanIn(Initial):
-    """Uniform within one over the root of the number of inputs: PyTorch's default for linear layers."""
+    """Uniform within ±1/√inputs: PyTorch's default for linear layers."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
         bound = 1.0 / math.sqrt(tensor.shape[-1])
@@ -69,7 +69,7 @@ class FanIn(Initial):
 
 
 class FanInNormal(Initial):
-    """Normal with a standard deviation of one over the root of the number of inputs (LeCun et al. 1998)."""
+    """Normal with standard deviation 1/√inputs (LeCun et al. 1998)."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
         tensor.normal_(0.0, tensor.shape[-1] ** -0.5, generator=generator)
@@ -86,7 +86,7 @@ class Orthogonal(Initial):
 
 
 class Overtone(Initial):
-    """Normal values whose singular values are replaced: number k, from 1, becomes the largest over the root of k."""
+    """Normal values with replaced singular values: number k, from 1, becomes the largest divided by √k."""
 
     std: NonNegative = 0.005
     """Standard deviation of the values before the spectrum is shaped."""
@@ -144,8 +144,8 @@ def declarations(model: nn.Module) -> dict[str, Declaration]:
 def initialize(model: nn.Module, seed: int) -> None:
     """Fill every parameter with its initial values, and draw every constant.
 
-    Each has a generator of its own, seeded by run seed and name: values depend neither on the device nor on the model's
-    other parameters, so two recipes that share a parameter start it equally.
+    Each parameter has its own generator, seeded by run seed and name. So its values depend neither on the device nor on
+    other parameters, and two recipes that share a parameter start it equally.
     """
     declared = declarations(model)
     for name, parameter in model.named_parameters():
@@ -177,8 +177,8 @@ def named_generator(name: str) -> torch.Generator:
 def assign(rules: Mapping[str, Value], model: nn.Module, what: str) -> dict[str, Value]:
     """Return parameter name to the value of the last rule that matches its role or its name.
 
-    A rule's key is a role (`matrix`) or a pattern of names (`blocks.0.*`). Raises `UserError`, which begins with
-    `what`, for a parameter without a rule and for a pattern that matches nothing; an unused role is no error.
+    A rule's key is a role (`matrix`) or a pattern of names (`blocks.0.*`). Raises `UserError`, whose text begins
+    with `what`, for a parameter without a rule and for a pattern that matches nothing; an unused role is no error.
     """
     declared = declarations(model)
     chosen: dict[str, Value] = {}

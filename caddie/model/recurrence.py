@@ -30,7 +30,7 @@ class Recurrence(Config):
     embeddings: bool = False
     """True for a learned vector for each pass, added to the stream before it."""
     own_mlps: bool = False
-    """True if repeated passes of a layer have MLPs of their own, and share its attention alone (#1204)."""
+    """True if repeated passes of a layer have their own MLPs and share only its attention (#1204)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class Recurrence(Config):
         return [*range(self.first), *list(range(self.first, self.last + 1)) * passes, *range(self.last + 1, depth)]
 
     def places(self, depth: int, passes: int) -> list[range]:
-        """Return for each pass in that order its number in the longest order, and those behind it that are left out."""
+        """Return for each pass in that order its place in the longest order, then the places left out after it."""
         order = self.order(depth, passes)
         left_out, later = len(self.order(depth, self.most)) - len(order), depth - 1 - self.last
         begins = [number + left_out * (number >= len(order) - later) for number in range(len(order) + 1)]

@@ -28,7 +28,7 @@ class RoPE(Config):
         """Return the angle per position of each pair of channels, (dims/2)."""
 
     def as_text(self) -> str:
-        """Return a text that `rope_of` reads: graphs of PyTorch before 2.12 keep texts as constants, and no configs."""
+        """Return a string for `rope_of`: graphs of PyTorch before 2.12 keep strings as constants, but not configs."""
         return json.dumps(self.to_json())
 
     def rotated_dims(self, head_size: int) -> int:
@@ -59,8 +59,8 @@ class PlainRoPE(RoPE):
 class NTKRoPE(RoPE):
     """NTK-aware RoPE for rows longer than the native length: the base becomes base · (length/native_length)^(d/(d-2)).
 
-    In public system 002 and the record ARG rows of 2,048 are trained with a native length of 1,024, so the base is 2.21
-    times as large in training too (bloc97, 2023).
+    Public system 002 and the record ARG train rows of 2,048 with a native length of 1,024, so the base is 2.21 times as
+    large in training too (bloc97, 2023).
     """
 
     native_length: Count = 1024

@@ -12,8 +12,8 @@ from caddie.model.parameters import Constant, Part
 class Skips(Config):
     """Socket: connection from an early layer's output to a late layer's input.
 
-    The first half of the passes save their outputs; each later pass first takes the latest saved one that is left. With
-    depth recurrence a layer saves and takes once for each pass.
+    The first half of the passes save their outputs. Each later pass first mixes in the latest saved output that is
+    left. With depth recurrence a layer does so once for each pass.
     """
 
     @abstractmethod

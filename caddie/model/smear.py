@@ -16,7 +16,7 @@ GATE_CHANNELS = 12
 
 
 class Smear(Config):
-    """Socket: mix of the previous token into each token. The first of a row or a document has none."""
+    """Socket: mix of the previous token into each token. The first token of a row or document has none."""
 
     @abstractmethod
     def build(self, width: int) -> Part:

@@ -57,7 +57,7 @@ class ValueEmbedding(Config):
     """Value embedding: a second token table added to the values of some layers, v ← v + c_l · s · P U[token]."""
 
     layers: tuple[int, ...] = (9, 10)
-    """Layers whose values it is added to."""
+    """Layers to whose values the embedding is added."""
     dims: Channels = 128
     """Channels of a row."""
     initial: Initial = FanIn()
@@ -65,7 +65,7 @@ class ValueEmbedding(Config):
 
 
 class ValueTable(Part):
-    """Table (vocabulary, dims), its projection to that many channels of `values`, and a scale for each layer."""
+    """Table (vocabulary, dims), its projection to `values` channels, and a scale for each layer."""
 
     def __init__(self, config: ValueEmbedding, vocabulary: int, values: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Attention backends: SDPA, plain products, FlexAttention and FlashAttention, chosen by device, dtype and shape.
 
-All backends give the same numbers up to rounding, and only PyTorch itself is required. Backends for GPUs alone have
-been tested against stand-ins with the documented signatures, and are not yet measured on a GPU.
+All backends give the same numbers up to rounding, and only PyTorch itself is required. Backends for GPUs are
+tested against stand-ins with the documented signatures, and not yet measured on a GPU.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SHORT_ROW = 512
-"""Most keys for which bfloat16 attention on a CPU with bfloat16 products uses plain products: 1.2 to 4.7 times faster,
-forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
+"""Largest number of keys for which bfloat16 attention uses plain products, on a CPU that has bfloat16 products: 1.2 to
+4.7 times faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
 DENSE_ROW = 4_096
-"""Most keys that an uncompiled model attends to with a dense mask where a compiled one has FlexAttention; a guess."""
+"""Largest number of keys for a dense mask in an uncompiled model, where a compiled one uses FlexAttention; a guess."""
 QUERIES = 128
-"""Queries of plain products at a time, with the keys up to the last of them: in rows of 256 and 512 a quarter faster,
-forward and backward, than all at once (`docs/log.md`)."""
+"""Queries per chunk of plain products, which read the keys up to the last of them: a quarter faster in rows of 256 and
+512, forward and backward, than all queries at once (`docs/log.md`)."""
 
 
 class Visibility:
@@ -83,7 +83,7 @@ class Visibility:
         return self._mask
 
     def band(self, rows: int, device: torch.device) -> Tensor:
-        """Return the mask by chunk, `window` queries and 2 · `window` keys, (rows · chunks, 1, window, 2 · window)."""
+        """Return the mask of chunks, `window` queries and 2 · `window` keys: (rows · chunks, 1, window, 2 · window)."""
         if self._band is None:
             width = self.window or self.keys
             first = torch.arange(0, self.keys, width, device=device)[:, None, None]
@@ -167,8 +167,8 @@ def choose(
 def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, counted: bool) -> str:
     """Return the backend on a GPU; `kind` is the bound besides the row: "causal" (none), "window" or "documents".
 
-    Without an installed FlashAttention, SDPA's own flash kernel: the records measured cuDNN's 6 % slower on an H100. On
-    data centre Blackwell PyTorch itself prefers cuDNN's from 9.15.1 on, and so does this.
+    If FlashAttention is not installed, it is SDPA's flash kernel: the records measured cuDNN's 6 % slower on an H100.
+    On data center Blackwell it is cuDNN's kernel from version 9.15.1 on, which PyTorch prefers too.
     """
     major = torch.cuda.get_device_capability(device)[0]
     half = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
@@ -184,7 +184,7 @@ def _on_cuda(device: torch.device, dtype: torch.dtype, size: int, kind: str, cou
 
 @cache
 def _flash_attention(major: int) -> dict[str, str]:
-    """Return kind to FlashAttention backend at this compute capability; PyTorch's own varlen has all from 2.12 on."""
+    """Return kind to FlashAttention backend at this compute capability; PyTorch's varlen is complete from 2.12 on."""
     functions = "flash_attn_func", "flash_attn_varlen_func"
     varlen = major >= 8 and torch.__version__ >= "2.12" and has("torch.nn.attention.varlen", "varlen_attn")
     if major == 9 and has("flash_attn_interface", *functions):
@@ -199,7 +199,7 @@ def _flash_attention(major: int) -> dict[str, str]:
 
 
 def _activated(package: str) -> bool:
-    """Let PyTorch's flash operators call an installed FlashAttention 4, which has no operators of its own."""
+    """Make PyTorch's flash operators call FlashAttention 4, which has none of its own; False if it is missing."""
     try:
         torch.nn.attention.activate_flash_attention_impl(package)
     except Exception:
@@ -212,16 +212,16 @@ def _short(device: torch.device, dtype: torch.dtype, keys: int) -> bool:
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, kernel: SDPBackend | None = None) -> Tensor:
-    """Compute causal attention by PyTorch's SDPA, with `kernel` if it can, else with the one it prefers."""
+    """Compute causal attention by PyTorch's SDPA, with `kernel` where it works, else with another."""
     with nullcontext() if kernel is None else sdpa_kernel([kernel, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return _fused(q, k, v, is_causal=visible.queries == visible.keys)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, **causality: Any) -> Tensor:
-    """Compute SDPA, and on a GPU repeat shared heads for masks and float32.
+    """Compute SDPA; on a GPU, repeat shared heads if there is a mask or the dtype is float32.
 
-    FlashAttention has neither, and the memory-efficient kernel has no shared heads. The third keeps all pairs of
-    positions in memory.
+    SDPA's flash kernel supports neither, and its memory-efficient kernel no shared heads. The third kernel keeps all
+    pairs of positions in memory.
     """
     grouped = q.shape[1] != k.shape[1]
     if grouped and q.is_cuda and (q.dtype == torch.float32 or "attn_mask" in causality):
@@ -237,7 +237,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
 def _banded(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
     """Compute sliding-window attention exactly: chunks of a window each attend to themselves and the chunk before.
 
-    2 · T · window pairs instead of T²: 3.6 to 5 times faster with 128 in 1,024 (`bench/attention.py`, 2026-11-21).
+    2 · T · window pairs instead of T²: 3.6 to 5 times faster with a window of 128 in rows of 1,024
+    (`bench/attention.py`, 2026-11-21).
     """
     rows, heads, length, size = q.shape
     count = length // (visible.window or length)

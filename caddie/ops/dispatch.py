@@ -22,15 +22,15 @@ IMPLEMENTATIONS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("softcap", "squared", "rms_norm", "normed_rotation"), _PLAIN_AND_MANUAL),
     "scaled_product": {"plain": "plain", "scaled_mm": "products"},
 }
-"""For each operation, name of implementation to the module of `caddie.ops` that has it."""
+"""For each operation: name of an implementation to the module of `caddie.ops` that defines it."""
 
 _FASTEST = {
     "cpu": dict.fromkeys(("cross_entropy", "softcap", "squared", "rms_norm", "normed_rotation"), "manual"),
     "cuda": {"cross_entropy": "Triton", "scaled_product": "scaled_mm", "squared": "manual"},
 }
-"""Implementations preferred to the reference. On a CPU this was measured. On a GPU the loss pays in the records, which
-do not materialize its float32 logits (`bench/kernels.py` measures it); uncompiled, the squared activation by hand keeps
-one tensor for its backward and the reference two."""
+"""Implementations preferred to the reference. On a CPU they were measured. On a GPU a fused loss pays in the records:
+it never materializes float32 logits (`bench/kernels.py` measures it). The manual `squared`, uncompiled, keeps one
+tensor for its backward, the reference two."""
 _DTYPES = {
     "manual": (torch.float32, torch.bfloat16),
     "Triton": (torch.float32, torch.bfloat16, torch.float16),
@@ -45,21 +45,22 @@ _functions: Mapping[tuple[str, str], Callable[..., Any]] = {
     if module in _MODULES
 }
 _kernels: dict[tuple[str, str], Callable[..., Any]] = {}
-"""The Triton functions, once one of them is needed; a graph that is being compiled reads a dictionary only once."""
+"""Triton functions needed so far. They are not in `_functions`: a graph in compilation reads a dictionary only once."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant_in_graphs(function: Function) -> Function:
-    """Mark a function whose result compiled graphs keep; PyTorch's own decorator imports the compiler, for a second."""
+    """Mark a function whose result compiled graphs keep; PyTorch's decorator takes a second to import the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @constant_in_graphs
 def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: bool = False) -> str:
-    """Return the name in `IMPLEMENTATIONS` that runs there: the forced one, else the fastest that can, else "plain".
+    """Return the name in `IMPLEMENTATIONS` to run: the forced one, else the fastest that works here, else "plain".
 
-    A compiled graph on a CPU takes the plain ones, which the compiler fuses, except for the loss.
+    A compiled graph takes plain implementations in place of manual ones, because the compiler fuses them; the loss is
+    the exception.
     """
     if operation in _forced:
         return _forced[operation]
@@ -74,17 +75,17 @@ def choose(operation: str, device: torch.device, dtype: torch.dtype, compiling: 
 
 @cache
 def has_triton() -> bool:
-    """True if Triton can launch kernels on a GPU; it compiles its driver first, which takes C and Python's headers."""
+    """True if Triton can launch kernels on a GPU; it compiles its driver first, which needs C and Python's headers."""
     try:
         return has("triton", "jit") and bool(
             importlib.import_module("triton").runtime.driver.active.get_current_target()
         )
-    except Exception:  # of a compiler
+    except Exception:  # the compiler may fail in any way
         return False
 
 
 def has(module: str, *names: str) -> bool:
-    """True if a module can be imported and has these names, which a folder left behind by a package has not."""
+    """True if a module can be imported and has these names; a folder left behind by a package has none of them."""
     try:
         return set(names) <= set(dir(importlib.import_module(module)))
     except Exception:  # an import may fail in any way
@@ -123,7 +124,7 @@ def implementation(operation: str, name: str) -> Callable[..., Any]:
 
 @constant_in_graphs
 def _ready(operation: str, device: torch.device, dtype: torch.dtype, compiling: bool) -> str:
-    """Return the name that `choose` gives, its function imported.
+    """Return the name from `choose`, and import its function.
 
     A compiled graph can keep a name as a constant, but not a function; it looks the function up by the name.
     """
@@ -158,7 +159,7 @@ squared = _dispatched(plain.squared)
 def scaled_product(
     left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, *, fast: bool = False
 ) -> Tensor:
-    """Dispatch `plain.scaled_product`; sizes that are no multiples of 16 do not fit the instructions and take it."""
+    """Dispatch `plain.scaled_product`; sizes that are not multiples of 16 do not fit GPUs and use the plain one."""
     fitting = left.shape[1] % 16 == right.shape[1] % 16 == 0
     function = _chosen("scaled_product", left) if fitting else plain.scaled_product
     y: Tensor = function(left, right, left_scale, right_scale, dtype, fast=fast)

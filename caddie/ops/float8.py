@@ -1,4 +1,4 @@
-"""Linear layers whose three matrix products are of float8 numbers."""
+"""Linear layers with float8 matrix products: one forward, two backward."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ FORWARD, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 def float8_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply x (..., inputs) by the transposed `weight` (outputs, inputs) in float8; the result has the dtype of x.
 
-    Each factor, forward and backward, is rounded to eight bits over one scale, its largest magnitude now (arXiv
-    2209.05433). Products and sums are exact as far as the chosen `scaled_product` is. An infinity or NaN makes the
-    whole product NaN.
+    Each factor, forward and backward, is rounded to eight bits with one scale, from its present largest magnitude
+    (arXiv 2209.05433). Products and sums are exact as far as the chosen `scaled_product` is. An infinity or NaN makes
+    the whole product NaN.
     """
     rows = x.reshape(-1, x.shape[-1])
     y: Tensor = _Float8Linear.apply(rows, weight.to(x.dtype))  # type: ignore[no-untyped-call]
@@ -44,11 +44,11 @@ class _Float8Linear(torch.autograd.Function):
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x over a scale that makes its largest magnitude the largest of `dtype`, and the float32 scale."""
+    """Return x / scale in `dtype` and the float32 scale, which maps the largest |x| to the largest of `dtype`."""
     scale = x.abs().amax().float().clamp(min=1e-30) / torch.finfo(dtype).max
     return (x.float() / scale).to(dtype), scale
 
 
 def _by_columns(x: Tensor) -> Tensor:
-    """Return the matrix laid out by columns, which `scaled_mm` needs of its right factor."""
+    """Return the matrix laid out by columns, as `scaled_mm` needs its right factor."""
     return x.mT.contiguous().mT

@@ -16,10 +16,10 @@ from caddie.ops.plain import Softcap
 
 FORMS = {None: 0, "tanh": 1, "polynomial": 2}
 BLOCK = 4096
-"""Logits of a row that a program holds at a time, at most."""
+"""Largest number of logits that a program holds at a time."""
 
-# Cap and z-loss are constants of the kernels: a compiled graph would hand numbers over in float64, and a sum that
-# begins in float32 may not go on in it.
+# Cap and z-loss are constants of the kernels: a compiled graph would pass numbers in float64, and Triton lets no sum
+# that begins in float32 go on in float64.
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -112,7 +112,7 @@ def _cross_entropy(
     logits = logits.contiguous()
     rows, columns = logits.shape
     objective, entropies, denominators = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
-    # Named in the call, so that PyTorch's cache of graphs knows its source; the interpreter runs on CPU tensors.
+    # The kernel's name stands here, so that PyTorch's graph cache finds its source; Triton's interpreter runs on CPUs.
     kernel, block = wrap_triton(_forward) if logits.is_cuda else _forward, _block(columns)
     # The kernel needs a pointer here even where it does not read it.
     second = (targets, denominators, False) if others is None or weights is None else (others, weights, True)
@@ -174,7 +174,7 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Compute `plain.cross_entropy`, with arithmetic in float32 between the logits and their gradient.
 
-    A target that is no id gives NaN; the reference raises.
+    A target that is not an id gives NaN; the reference raises an error.
     """
     number = FORMS[None if cap is None else form]
     others, weights = (each if each is None else each.contiguous() for each in (others, weights))

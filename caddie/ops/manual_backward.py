@@ -1,8 +1,8 @@
 """Functions with a hand-written backward in PyTorch's own operations, for a CPU that runs eagerly.
 
-Each makes a few passes over memory in the cache where autograd makes many over memory that is not. Arithmetic is in
-float32, also that of bfloat16 tensors. Compiled graphs take the loss alone, GPUs `squared` alone. `bench/kernels.py`
-times all of them.
+Each makes a few passes over memory in the cache, where autograd makes many over memory outside of it. Arithmetic is in
+float32, for bfloat16 tensors too. Compiled graphs use only the loss, GPUs only `squared`. `bench/kernels.py` times all
+of them.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def cross_entropy(
     """Compute `plain.cross_entropy` and its gradient together, while a chunk of logits is in the cache.
 
     No float32 copy of all logits is made. The gradient is kept in their dtype; the backward scales it in place, once.
-    tanh goes by the logistic function, six times faster. A polynomial cap, which one record has, takes the reference.
+    The logistic function gives tanh, six times faster. The polynomial cap of one record goes to the reference.
     """
     if cap is not None and form != "tanh":
         return plain.cross_entropy(logits, targets, cap, form, z_loss, others, weights)
@@ -68,7 +68,7 @@ def _in_chunks(
         sigma, y = buffers[:, : len(target)]
         if cap is None:
             y.copy_(logits[chunk])
-        else:  # cap · tanh(x / cap) = 2 cap · sigma(2x / cap) - cap, whose last term is added to the sum below
+        else:  # cap · tanh(x / cap) = 2 cap · sigma(2x / cap) - cap, whose last term enters `log_denominator` below
             torch.mul(sigma.copy_(logits[chunk]).mul_(2.0 / cap).sigmoid_(), 2.0 * cap, out=y)
         target_logit, top = y.gather(1, target), y.amax(-1, keepdim=True)
         if others is not None and weights is not None:
@@ -101,8 +101,8 @@ _cross_entropy = torch.library.custom_op(
     schema="(Tensor logits, Tensor targets, float? cap, float z_loss, Tensor? others, Tensor? weights, "
     "bool with_gradient) -> (Tensor, Tensor, Tensor)",
 )
-"""One operation to the compiler, whose code for the reference takes twice as long. Eager code calls `_in_chunks`:
-calling this would import the compiler, a second and 150 MiB of every process."""
+"""One operation for the compiler, whose own code for the reference takes twice as long. Eager code calls `_in_chunks`:
+calling this operation would import the compiler, a second and 150 MiB in every process."""
 
 
 @_cross_entropy.register_fake
@@ -141,9 +141,9 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
-    """Compute `plain.softcap`; in inference mode by way of the logistic function, six times faster.
+    """Compute `plain.softcap`; float32 in inference mode uses the logistic function, six times faster.
 
-    Only in float32, where the difference is some millionths of a logit, and only where nothing is differentiated.
+    Results differ by some millionths of a logit. Inference mode needs no gradient.
     """
     if logits.dtype != torch.float32 or not torch.is_inference_mode_enabled():
         return plain.softcap(logits, cap)
@@ -195,7 +195,7 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
 
 
 def _norm_backward(grad: Tensor, normed: Tensor, dot: Tensor, factor: Tensor) -> Tensor:
-    """Turn the gradient of the normed rows, in place, into that of the rows, which were multiplied by `factor`."""
+    """Turn the gradient of the normed rows x · `factor` into the gradient of x, in place."""
     return grad.addcmul_(normed, dot, value=-1.0 / normed.shape[-1]).mul_(factor)
 
 
@@ -218,7 +218,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _NormedRotation(torch.autograd.Function):
-    """Heads of one position lie beside each other here, the layout of the projection that x comes from."""
+    """Keep the heads of a position side by side in memory, the layout of the projection that makes x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, gain: Tensor | None) -> Tensor:

@@ -35,7 +35,7 @@ def normed_rotation(x: Tensor, cosine: Tensor, sine: Tensor, gain: Tensor | None
 
 
 def xsa(y: Tensor, v: Tensor, share: Tensor | None = None) -> Tensor:
-    """Remove from y (B, H, T, D) its projection on v (B, K, T, D), the own value; head h has v of h // (H/K).
+    """Remove from y (B, H, T, D) its projection on its own value, v (B, K, T, D); head h uses value head h // (H/K).
 
     With a `share` (H,) only that part of a head's projection is removed. Exclusive self-attention (XSA),
     openai/parameter-golf #265; public systems also call it cross self-attention.
@@ -54,13 +54,13 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
 
 
 def asymmetric_softcap(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """Return the softcap with a cap of its own for logits above 0 and below, 0-dimensional (AsymLogit, #1923)."""
+    """Return the softcap with two caps, for logits above 0 and below, 0-dimensional (AsymLogit, #1923)."""
     caps = torch.where(logits > 0, positive.to(logits.dtype), negative.to(logits.dtype))
     return caps * torch.tanh(logits / caps)
 
 
 def polynomial_softcap(logits: Tensor, cap: float) -> Tensor:
-    """Cap logits at ±cap along a polynomial of degree five; openai/parameter-golf, the ternary record."""
+    """Cap logits at ±cap with a polynomial of degree five (openai/parameter-golf, the ternary record)."""
     u = (logits / cap).clamp(-2.0, 2.0)
     square = u * u
     return cap * (u * (1.0 - square / 3.0 + square * square / 15.0)).clamp(-1.0, 1.0)
@@ -82,9 +82,9 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the training objective and the cross-entropy in it, both (N,) in float32; only the first has a gradient.
 
-    `logits` (N, V) are those before the cap, `targets` (N,) ids. The objective is the cross-entropy plus `z_loss` times
-    the squared log of the softmax's denominator (PaLM, arXiv 2204.02311), plus `weights` (N,), in float32 and without
-    gradient, times the cross-entropy of `others`, (N,) ids too; both are given or neither.
+    `logits` (N, V) are uncapped; `targets` (N,) are ids. The objective is the cross-entropy, plus `z_loss` times the
+    squared log of the softmax's denominator (PaLM, arXiv 2204.02311), plus `weights` times the cross-entropy of
+    `others`. `others` (N,) are ids, `weights` (N,) float32 without gradient; give both or neither.
     """
     capped = (logits if cap is None else SOFTCAPS[form](logits, cap)).float()
     entropies = F.cross_entropy(capped, targets, reduction="none")

@@ -12,13 +12,13 @@ from torch import Tensor
 def _bfloat16_on_cpu() -> bool:
     """Return True if this CPU has instructions for bfloat16 products.
 
-    Without them a product takes 3 to 70 times float32's time, by layout and shape (`docs/log.md`).
+    Without them a product takes 3 to 70 times as long as in float32, depending on layout and shape (`docs/log.md`).
     """
     try:
         if platform.machine().lower() in ("x86_64", "amd64") and not torch.cpu._is_avx512_bf16_supported():
             return False  # with AVX-512 alone the library emulates them
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    except (AttributeError, RuntimeError):  # a build of PyTorch without that library, which alone has such products
+    except (AttributeError, RuntimeError):  # PyTorch without oneDNN, which alone has such products
         return False
 
 
@@ -26,9 +26,9 @@ BFLOAT16_ON_CPU = _bfloat16_on_cpu()
 
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which tensors of `dtype` are multiplied: float32 for bfloat16 on a CPU without bfloat16
-    products, and on Apple's GPUs, where bfloat16 was never tried.
+    """Return the dtype in which tensors of `dtype` are multiplied.
 
+    It is float32 for bfloat16 on a CPU without bfloat16 products, and on Apple's GPUs, where bfloat16 was never tried.
     Both sum in float32, so products rounded to bfloat16 differ only by the order of the sums; a compiled graph may
     leave out the rounding of the factors.
     """
@@ -50,7 +50,7 @@ def _onednn_linear() -> Callable[..., Tensor] | None:
 
 
 _ONEDNN_LINEAR = _onednn_linear()
-_ONEDNN_ROWS = 256  # rows from which oneDNN is taken: a call of it costs 12 µs more than one of MKL
+_ONEDNN_ROWS = 256  # least rows for oneDNN: a call costs 12 µs more than MKL's
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     choice on a Zen 4; MKL seems to keep to AVX2 on processors that are not Intel's (`docs/log.md`).
     """
     if (
-        not torch.compiler.is_compiling()  # first, since a graph breaks at a question about the mode
+        not torch.compiler.is_compiling()  # first: a graph breaks where the mode is asked for
         and _ONEDNN_LINEAR is not None
         and x.dtype == torch.float32
         and x.numel() >= _ONEDNN_ROWS * x.shape[-1]
@@ -90,7 +90,7 @@ class _Float32Product(torch.autograd.Function):
         ctx.save_for_backward(x, factor)
         ctx.dtype = weight.dtype
         if x.device.type == "cuda":
-            # As a batch of one: PyTorch 2.9 compiles no `mm` with an `out_dtype`.
+            # As a batch of one: PyTorch 2.9 cannot compile `mm` with an `out_dtype`.
             rows: Tensor = torch.bmm(x.flatten(0, -2)[None], factor.mT[None], out_dtype=torch.float32)[0]
             return rows.view(*x.shape[:-1], len(factor))
         return F.linear(x.float(), factor.float())
@@ -118,7 +118,7 @@ def multiplies_float8(device: torch.device) -> bool:
 def scaled_product(
     left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, *, fast: bool = False
 ) -> Tensor:
-    """Compute `plain.scaled_product` by the GPU's instructions; `left` is row-major, `right` column-major.
+    """Compute `plain.scaled_product` with the GPU's instructions; `left` is row-major, `right` column-major.
 
     All sizes but n must be multiples of 16. Not yet measured on a GPU; `bench/float8.py` times it.
     """

@@ -1,4 +1,4 @@
-"""The artifact: one file with everything that scoring it needs."""
+"""The artifact: one file that holds everything needed to score it."""
 
 import json
 import time
@@ -28,7 +28,7 @@ PARTS = "parts"
 """Key in the config: name and hash of each user file whose classes the config names; absent if there are none."""
 CONFIG, TOKENIZER, MANIFEST = "config", "tokenizer", "manifest"
 SOURCE = "source"
-"""Section with the source that scores the artifact, if it carries that; `load` never looks into it."""
+"""Optional section with the source code that scores the artifact; `load` never parses it."""
 # Limits for untrusted files. A trained model compresses 16-fold at the very most; a decompression bomb, a thousandfold.
 _RATIO, _SMALLEST_BOMB = 16, 64 << 20
 _RULES, _EXCEPTIONS = 256, 1 << 16
@@ -56,9 +56,9 @@ class Manifest(Config):
     tokenizer_sha256: str
     """Hash of the tokenizer."""
     train_documents_sha256: str
-    """Hash of the set of training documents, after `tokens:` if they are known by their ids."""
+    """Hash of the set of training documents, after `tokens:` if they are identified by their token ids."""
     validation_fraction: float | None
-    """Part of the documents held out by hash, which fixes the split; none where it came with the data."""
+    """Fraction of documents held out by hash, which fixes the split; none if the split came with the data."""
 
 
 AS_ARTIFACT = 'read one, as caddie.load("a.caddie")'
@@ -67,7 +67,7 @@ AS_ARTIFACT = 'read one, as caddie.load("a.caddie")'
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file, read back in `load_seconds`: `ledger` has its bytes by part and `tensor_bytes` those of each weight."""
+    """Artifact loaded in `load_seconds`: `ledger` has the file's bytes by part, `tensor_bytes` the bytes by weight."""
 
     path: Path
     sha256: str
@@ -79,7 +79,7 @@ class Artifact:
     tensor_bytes: dict[str, int]
     load_seconds: float
     parts: tuple[UserFile, ...] = ()
-    """Users' files with classes of model, quantizers or scoring, which a process that reads the artifact needs too."""
+    """Users' files with classes of model, quantizers or scoring; every process that loads the artifact needs them."""
 
     @property
     def file_bytes(self) -> int:
@@ -89,17 +89,17 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Metadata:
-    """All that an artifact holds beside its weights: data alone, no pickle, nothing that `load` runs."""
+    """Everything in an artifact except its weights: only data, no pickle, nothing that `load` runs."""
 
     gpt: GPT
     tokenizer: Tokenizer
     scoring: Scoring
     manifest: Manifest
     source: Section | None = None
-    """Section `SOURCE`, for an artifact that carries the code that scores it."""
+    """Section `SOURCE`, if the artifact carries the code that scores it."""
 
     def sections(self, dequantizers: Mapping[str, Quantizer]) -> list[Section]:
-        """Return the sections that come before the weights, with the rules that `dequantizers` read weights by."""
+        """Return the sections before the weights; `dequantizers` maps a role or name pattern to a dequantizer."""
         rules = {rule: quantizer.to_json() for rule, quantizer in dequantizers.items()}
         config: dict[str, Any] = {"model": self.gpt.to_json(), "quantizers": rules, "score": self.scoring.to_json()}
         if files := user_files(self.gpt, self.scoring, *dequantizers.values()):
@@ -109,16 +109,17 @@ class Metadata:
         return [*sections, self.source] if self.source else sections
 
     def file_bytes(self, dequantizers: Mapping[str, Quantizer], weights: Sequence[Section]) -> int:
-        """Return the bytes of the file that holds these sections of weights."""
+        """Return the size in bytes of the file with these weight sections."""
         return len(container.pack([*self.sections(dequantizers), *weights]))
 
 
 def load(
     path: str | Path, device: torch.device | str = "cpu", parts: str | Path | Iterable[str | Path] = ()
 ) -> Artifact:
-    """Load the artifact in a file. `parts` are the user files that it needs; these are run, and no other file is.
+    """Load an artifact from a file.
 
-    Raises `UserError` for anything wrong with the file, or with its parts.
+    `parts` are the user files that it needs; no other file is run. Raises `UserError` for anything wrong with the file
+    or with its parts.
     """
     check_kind(path, (str, Path), "the path", "name the file of an artifact")
     begin, path = time.perf_counter(), Path(path)
@@ -142,11 +143,11 @@ def load(
         quantizers = coerce(config.get("quantizers"), dict[str, Quantizer], "quantizers")
     if {file.stated for file in user_files(gpt, scoring, *quantizers.values())} != {*stated}:
         raise UserError(
-            f"{path} names classes of which this process has others by the same names; load it in a new one"
+            f"{path} needs classes that this process has defined otherwise under the same names; load it in a new one"
         )
     if tokenizer.vocabulary != gpt.vocabulary:
         raise UserError(f"the artifact's tokenizer has {tokenizer.vocabulary:,} ids and its model {gpt.vocabulary:,}")
-    # The sum does not depend on how many windows are run at once; the memory does.
+    # The score does not depend on how many windows run at once; the memory does.
     scoring = scoring.but(batch_tokens=min(scoring.batch_tokens, _LOGITS // gpt.vocabulary))
     # Each layer has weights of its own, and a thousand layers take a second to build.
     if gpt.depth > held:
@@ -213,7 +214,7 @@ def _tokenizer(sections: Mapping[str, bytes]) -> tuple[Manifest, Tokenizer]:
 
 
 def _check_rules(config: Mapping[str, Any], weights: int) -> None:
-    """Refuse what would take minutes to apply: each rule and exception is tried on each layer."""
+    """Refuse configs that would take minutes to apply: each rule and exception is tried on each layer."""
     rules, model = config.get("quantizers"), config.get("model")
     if isinstance(rules, dict) and len(rules) > _RULES + weights:  # packing may add one for each weight
         limit = f"over the limit of {_RULES + weights:,}"
@@ -225,15 +226,15 @@ def _check_rules(config: Mapping[str, Any], weights: int) -> None:
 
 
 def most_parameters(file_bytes: int) -> int:
-    """Return the most parameters that a model may have, and the most bytes of all sections, in a file of that size.
+    """Return the limit on a model's parameters, and on the bytes of all sections, in a file of this size.
 
-    A stream of a few bytes may stand for any number of zeros, and a stranger's file must not fill the memory.
+    A few bytes can decompress to any number of zeros, and a stranger's file must not fill the memory.
     """
     return max(_SMALLEST_BOMB, _RATIO * file_bytes)
 
 
 def check_readable(model: Model, scoring: Scoring) -> None:
-    """Raise `UserError` for a model that `load` refuses: its windows need much memory, or its constants minutes."""
+    """Raise `UserError` for a model that `load` refuses: its windows are too long or its random constants too many."""
     tokens, vocabulary = scoring.sequence_length, model.config.vocabulary
     if tokens * vocabulary > _LOGITS:
         long = f"windows of {tokens:,} tokens are too long for a vocabulary of {vocabulary:,}"
@@ -269,7 +270,7 @@ def _describe(cls: type[Any], value: object, name: str) -> Any:
 
 @contextmanager
 def _valid(name: str) -> Iterator[None]:
-    """Say of which section an error is."""
+    """Name the section in the error messages of a block."""
     try:
         yield
     except UserError as error:

@@ -12,14 +12,15 @@ from torch.func import functional_call
 from caddie.config import Config, Count, NonNegative, Seed
 from caddie.data.loaders import ShuffledSequences
 from caddie.data.shards import Tokens
+from caddie.errors import UserError
 from caddie.model import Cache, Linear, Model, TiedHead, UntiedHead
 from caddie.ops import rms_norm
 from caddie.pack.quantize import Calibration
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 
-_DIRECTIONS = 16.0  # directions that gradients must show for each column to count as much as the inputs
-_PILOT = 1 / 8  # part of the batches that are run through first, to say how much each row and column counts
+_DIRECTIONS = 16.0  # gradient directions per column at which gradients get the same weight as inputs
+_PILOT = 1 / 8  # fraction of the batches in a first pass, which measures the scale of each row
 
 
 class CalibrationText(Config):
@@ -36,16 +37,16 @@ class TrainingText(CalibrationText):
     """Random rows of the training shards, never of held-out text."""
 
     tokens: Count = 65_536
-    """Tokens of all processes together; each process takes at least one batch."""
+    """Tokens over all processes; each process takes at least one batch."""
     batch_tokens: Count = 1024
-    """Tokens, of one row at least, whose gradients are summed before they are squared; more are quicker, less exact."""
+    """Tokens of a batch, at least one row; its gradients are summed, then squared: larger is faster but less exact."""
     seed: Seed = 0
     """Random seed of the rows."""
 
     def batches(
         self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
     ) -> Iterator[Tensor]:
-        """Yield rows in the order of `ShuffledSequences`; processes take turns, little text has small batches."""
+        """Yield batches in the order of `ShuffledSequences`, to processes in turn; short text gives small batches."""
         size = max(1, min(self.batch_tokens, sum(map(len, shards)) - 1) // length) * length
         stream = ShuffledSequences().build(shards, tokens=size, sequence_length=length, seed=self.seed, bos=bos)
         for number in range(max(1, self.tokens // (size * ranks.world))):
@@ -54,21 +55,21 @@ class TrainingText(CalibrationText):
 
 
 class SelfGenerated(CalibrationText):
-    """Text sampled from the model, from a first token drawn from the whole vocabulary; no training text is read."""
+    """Text sampled from the model, after a first token drawn from the whole vocabulary; no training text is read."""
 
     sequences: Count = 64
-    """Rows of all processes together; at least one batch for each is written."""
+    """Rows over all processes; each process samples at least one batch."""
     temperature: NonNegative = 0.8
     """Sampling temperature."""
     batch: Count = 8
-    """Rows that are sampled at once, and whose gradients are summed."""
+    """Rows of a batch: sampled at once, and their gradients are summed before squaring."""
     seed: Seed = 42
     """Random seed of the rows."""
 
     def batches(
         self, model: Model, shards: Sequence[Tokens], *, length: int, bos: int, ranks: Ranks = Ranks()
     ) -> Iterator[Tensor]:
-        """Yield rows sampled token by token; a new document may begin within one."""
+        """Yield batches sampled token by token; a new document may begin inside a row."""
         for number in range(max(1, self.sequences // (self.batch * ranks.world))):
             generator = torch.Generator().manual_seed(self.seed + number * ranks.world + ranks.rank)
             yield self._sampled(model, length, bos, generator)
@@ -91,12 +92,12 @@ def calibrate(
 ) -> dict[str, Calibration]:
     """Return the calibration of each parameter by name, measured on `batches` of ids (rows, length).
 
-    Vectors have `rows` alone. R and C come from the gradients of each batch, which include the effect of one position
-    on others. Rows are scaled to equal weight before C is computed. R and C keep the sum of squares, so that noise that
-    is equal everywhere has the right cost.
+    Vectors have only `rows`. R and C come from the gradients of each batch, which include the effect of one position
+    on others. Rows are scaled to equal weight before C is computed. R and C keep the sum of the squared gradients, so
+    uniform noise has the right cost.
 
-    The model runs in float32 in its last stage, as it is packed; `bos` begins a document. Each of the `ranks` brings as
-    many batches of its own, and all get the result of all batches. The model is left as it is.
+    The model runs in float32 and in its last stage, as it is packed; `bos` begins a document. Each rank brings the same
+    number of batches of its own, and all ranks get the result of all batches. The model is not changed.
     """
     weights = {name: parameter.detach().float().requires_grad_() for name, parameter in model.named_parameters()}
     device, given, uses = _device(model), list(batches), product_modules(model)
@@ -118,11 +119,13 @@ def calibrate(
             ranks.sum([tensor for one in sums.values() for tensor in one.all])
     tokens = torch.tensor(sum(ids.numel() for ids in given), dtype=torch.float64, device=device)
     ranks.sum([tokens])
+    if not tokens:
+        raise UserError("pack.calibration gives no tokens; let its text yield at least one row")
     return {name: one.calibration(float(tokens)) for name, one in sums.items()}
 
 
 def predicted_loss(calibration: Calibration, weight: Tensor, restored: Tensor) -> float:
-    """Return the nats per token that `restored` in place of `weight` is expected to cost: 1/2 tr(R E C E^T).
+    """Return the predicted loss, in nats per token, of `restored` in place of `weight`: 1/2 tr(R E C E^T).
 
     An unknown factor counts as the identity.
     """
@@ -139,8 +142,8 @@ def _gradients(
     """Return gradients by name; the mean of their squares is the Fisher information, summed over tokens.
 
     The Hessian of a softmax loss is S S^T with S = diag(√p) - p √p^T (BackPACK, arXiv 1912.10985), so S z with random
-    signs z, in the place of the loss's gradient, has this Hessian as its covariance. Labels drawn from p would have it
-    too, but would meet rare tokens only by chance.
+    signs z has this Hessian as its covariance and replaces the loss's gradient. The gradient of labels drawn from p has
+    the same covariance, but reaches rare tokens only by chance.
     """
     logits = functional_call(model, weights, (ids, ids == bos))
     with torch.no_grad():
@@ -167,7 +170,7 @@ class _Sums:
         self.scale: Tensor | None = None
 
     def begin(self) -> None:
-        """Begin anew, and let rows count alike in the factor of columns, by what is known of them."""
+        """Reset the sums; after a first pass, scale rows so that all count alike in C."""
         if self.batches:
             self.scale = floored(self.squares, self.seen).clamp_min(1e-30).rsqrt()[:, None]
         for tensor in self.all:
@@ -188,7 +191,7 @@ class _Sums:
         linear = isinstance(module, Linear)  # otherwise the head, whose table is never called
         x = rms_norm(given[0]) if not linear or module.normed else given[0]
         if not linear and isinstance(projection := getattr(module, "projection", None), Linear):
-            x = projection.forward(x)  # a call would be counted
+            x = projection.forward(x)  # without its hook, which would count these inputs
         flat = x.reshape(-1, x.shape[-1]).float()
         self.inputs.addmm_(flat.T, flat)
         self.count += len(flat)
@@ -196,8 +199,8 @@ class _Sums:
     def mixed(self) -> Tensor | None:
         """Return C, with a mean of 1 on the diagonal, or None.
 
-        Gradients know more than inputs, but a batch shows at most as many directions as the weight has rows or the
-        batch has tokens. With 16 shown for each column they count as much as the inputs do.
+        Gradients carry more information than inputs, but a batch shows no more directions than the weight has rows or
+        the batch has tokens. At 16 directions per column, gradients and inputs have equal weight.
         """
         columns = _even(self.columns) if len(self.columns) > 1 else None
         if columns is None or (inputs := _even(self.inputs)) is None:
@@ -221,16 +224,16 @@ def _even(square: Tensor) -> Tensor | None:
 def floored(squares: Tensor, seen: Tensor) -> Tensor:
     """Smooth sums of squares by row as if each row had been seen in one batch more (Laplace's rule); keep their total.
 
-    Tokens that the text lacks are used by others, and their rows must not count as free.
+    Other texts use tokens that this text lacks, so errors in the rows of those tokens must cost something.
     """
     floored = squares + squares.sum() / seen.sum().clamp_min(1.0)
     return floored * (squares.sum() / floored.sum().clamp_min(1e-30))
 
 
 def product_modules(model: Model) -> dict[str, nn.Module]:
-    """Return the module whose inputs each weight of a matrix product multiplies, by name."""
+    """Return, by weight name, the module whose inputs the weight multiplies."""
     found: dict[str, nn.Module] = {f"{n}.weight": each for n, each in model.named_modules() if isinstance(each, Linear)}
-    # A head multiplies by its table itself, or by the embedding's.
+    # A head multiplies by its own table, or by the embedding's.
     table = {TiedHead: "embedding.weight", UntiedHead: "head.table.weight"}.get(type(model.config.head))
     return {**found, table: model.head} if table else found
 

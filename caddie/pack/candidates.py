@@ -1,4 +1,4 @@
-"""A model's weights as sections of an artifact, under one choice of quantizers after another."""
+"""Candidates: a model's weights as sections of an artifact, each under one choice of quantizers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,27 +23,27 @@ class StoredWeight:
     shape: tuple[int, ...]
     section: Section
     relative_error: float
-    """Of the Frobenius norm."""
+    """Frobenius norm of the error, divided by that of the weight."""
     predicted_loss: float | None
-    """Nats per token that its rounding is expected to cost; None without a calibration."""
+    """Predicted loss of quantizing it, in nats per token; None without a calibration."""
 
     @property
     def restored(self) -> Tensor:
-        """The weight after dequantizing; not kept, for a search keeps many candidates."""
+        """The weight after dequantizing; not stored, because a search keeps many candidates."""
         return self.quantizer.dequantize(self.arrays, self.shape)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """All weights under one choice, by parameter name."""
+    """All weights under one choice of quantizers, by parameter name."""
 
     weights: dict[str, StoredWeight]
     file_bytes: int
-    """Bytes of the whole file that would hold them."""
+    """Bytes of the whole file with these weights."""
 
     @property
     def predicted_loss(self) -> float | None:
-        """Nats per token, or None where some weight was not calibrated."""
+        """Sum over the weights, in nats per token; None if one was not calibrated."""
         losses = [stored.predicted_loss for stored in self.weights.values()]
         return None if None in losses else sum(loss for loss in losses if loss is not None)
 
@@ -54,12 +54,12 @@ class Candidate:
 
 
 def section_of(name: str, streams: Iterable[bytes]) -> Section:
-    """Return the section of a weight, of its coded arrays in the order of their layout."""
+    """Return a weight's section: its coded arrays in layout order, each after its length."""
     return Section(PREFIX + name, b"".join(len(one).to_bytes(LENGTH_BYTES, "little") + one for one in streams))
 
 
 class Candidates:
-    """Makes candidates. A weight with the same quantizer as in the last one is neither quantized nor coded again."""
+    """Makes candidates; quantizes and codes only the weights whose quantizer has changed since the last one."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class Candidates:
         progress: Progress = SILENT,
         cap_bytes: int | None = None,
     ) -> None:
-        """`size` returns the bytes of the whole file that holds sections of weights, `pool` is a process pool, or this
-        process alone, and `progress` gets an event for every candidate, beside the cap if there is one."""
+        """`size` returns the bytes of the whole file with the given weight sections. Without a `pool`, this process
+        codes alone. `progress` gets an event for every candidate, with its bytes and the cap, if there is one."""
         self.weights = {name: weight.detach().float().cpu() for name, weight in weights.items()}
         self.calibrations = calibrations
         self._coding, self._size, self._pool = coding, size, pool or ProcessPool()
         self._progress, self._cap_bytes, self._numbers = progress, cap_bytes, count(1)
         self._kept: dict[str, StoredWeight] = {}
         self._streams: dict[tuple[str, str], bytes] = {}
-        """First stream of each array. Trials of the coder's settings took two thirds of the coding; reused at other
-        steps, its settings cost a ten-thousandth more bytes (`docs/log.md`, 2026-11-22)."""
+        """First stream of each array, whose coder settings are reused at other steps: that costs a ten-thousandth more
+        bytes and saves the trials of settings, two thirds of the coding time (`docs/log.md`, 2026-11-22)."""
 
     def make(self, quantizers: Mapping[str, Quantizer]) -> Candidate:
         """Return the candidate with these quantizers, by parameter name."""
@@ -93,7 +93,7 @@ class Candidates:
         return self._candidate({name: self._kept[name] for name in quantizers})
 
     def changed(self, candidate: Candidate, arrays: Mapping[str, Arrays]) -> Candidate:
-        """Return `candidate` with other arrays for some weights, of the same quantizers."""
+        """Return `candidate` with new arrays for some weights; the quantizers stay the same."""
         found = {name: (candidate.weights[name].quantizer, stored) for name, stored in arrays.items()}
         return self._candidate(candidate.weights | self._store(found))
 

@@ -17,7 +17,7 @@ from caddie.errors import UserError
 
 _DICTIONARY_BYTES = 64 << 20  # largest dictionary of Lzma, that of its highest preset
 _ZSTD_RATIO = 1 << 15  # highest ratio of Zstd: a block of 128 KiB in four bytes
-_PIECE_BYTES = 1 << 16  # bytes of Brotli's output at a time: its decoder overshoots a limit in proportion
+_PIECE_BYTES = 1 << 16  # bytes of Brotli's output per call: its decoder overshoots a limit in proportion to it
 _RAW_DEFLATE = -15
 _MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
@@ -80,7 +80,7 @@ class Zstd(Codec):
     """Effort, from 1 to 22."""
 
     def encode(self, data: bytes) -> bytes:
-        """Return `data` compressed; no bytes stay no bytes."""
+        """Return `data` compressed; empty for empty data."""
         if not data:
             return b""
         settings = {"source_size": len(data), "format": _MAGICLESS}
@@ -129,7 +129,7 @@ def _lzma_filters(size: int, **settings: int) -> list[dict[str, Any]]:
 
 def _decompressed(codec: Codec, stream: Any, data: bytes, size: int) -> bytes:
     try:
-        result = stream.decompress(data, size + 1)  # one byte more tells a longer stream from a whole one
+        result = stream.decompress(data, size + 1)  # one byte more reveals a stream that is too long
     except (zlib.error, lzma.LZMAError) as error:
         raise _damaged(codec, size) from error
     return _whole(codec, result, size, stream.eof and not stream.unused_data)

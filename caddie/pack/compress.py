@@ -1,4 +1,4 @@
-"""Trained weights to an artifact."""
+"""Compress trained weights to an artifact."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,9 +26,9 @@ from caddie.runtime.memory import keep_freed_memory
 from caddie.runtime.progress import SILENT, Progress
 
 Dequantizers = dict[str, Quantizer]
-"""Rules, as in `Pack.quantizers`, for the quantizers that read an artifact's weights."""
+"""Role or name pattern to dequantizer, as in `Pack.quantizers`, for an artifact's weights."""
 Size = Callable[[Dequantizers, list[Section]], int]
-"""Bytes of the whole file that holds these sections of weights."""
+"""Returns the bytes of the whole file with these weight sections."""
 
 
 def _weights_alone(dequantizers: Dequantizers, sections: list[Section]) -> int:
@@ -45,7 +45,7 @@ class Correction(Config):
     group: Annotated[int, Range(1, 65_536)] = 64
     """Values of a correction's right factor that share a step."""
     choice: Literal["error", "gain"] = "error"
-    """Matrices to correct: those whose error has the largest Frobenius norm, or whose correction lowers it most."""
+    """Matrices to correct: those of largest error (Frobenius norm), or those whose error the correction lowers most."""
     pattern: str = "*"
     """Name pattern of the matrices that may be corrected."""
 
@@ -54,7 +54,7 @@ class Correction(Config):
         return LowRank(of=quantizer, rank=self.rank, group=self.group)
 
     def eligible(self, weights: Mapping[str, Tensor], quantizers: Mapping[str, Quantizer]) -> list[str]:
-        """Return the names of the matrices that may be corrected; `UserError` for a pattern without one."""
+        """Return the names of the matrices that may be corrected; `UserError` if the pattern matches none."""
         found = [
             name
             for name, weight in weights.items()
@@ -67,7 +67,7 @@ class Correction(Config):
     def corrected(
         self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor], quantizers: Mapping[str, Quantizer]
     ) -> dict[str, Quantizer]:
-        """Return parameter name to quantizer for the matrices to correct, by the weights that `quantizers` restored."""
+        """Return corrected quantizers by parameter name; `restored` are the weights after `quantizers`."""
         lowered: dict[str, float] = {}
         for name in self.eligible(weights, quantizers):
             error = weights[name] - restored[name]
@@ -80,7 +80,7 @@ class Correction(Config):
 
 
 class Pack(Config):
-    """Settings of packing. The cap is the one that most users need."""
+    """Settings of packing; most users need only `cap_bytes`."""
 
     quantizers: Mapping[str, Quantizer] = field(
         default_factory=lambda: {
@@ -93,23 +93,23 @@ class Pack(Config):
     )
     """Role or name pattern to quantizer; the last match wins."""
     protection: Protection | None = None
-    """Columns of the matrices that GPTQ rounds to more bits (AWQ-lite), or none."""
+    """Choice of columns that GPTQ rounds to more bits (AWQ-lite), or none."""
     correction: Correction | None = None
     """Low-rank corrections of the rounding errors, or none."""
     coding: ArrayCodec = Smallest()
     """Entropy coding of the quantizers' arrays."""
     cap_bytes: Count = 16_000_000
-    """Bytes that the artifact may have; with a policy, the bytes that it counts, in the artifact and beside it."""
+    """Maximum size of the artifact, in bytes; with a policy, of everything that the policy counts."""
     policy: Literal["contest-2026", "strict"] | None = None
-    """Policy of what the cap counts (`caddie/run/policy.py`): both count code; contest-2026 omits the tokenizer. The
-    artifact may have the rest of the cap. With none the cap is for the artifact alone."""
+    """Policy of what the cap counts (`caddie/run/policy.py`): both policies count code; contest-2026 omits the
+    tokenizer. The artifact gets the rest of the cap. With none, the cap counts the artifact alone."""
     fit: Fit | None = FillCap()
-    """Search for the candidate that fills the cap; with none the quantizers are used as they are set."""
+    """Search for the candidate that fills the cap; none uses the quantizers as they are set."""
     calibration: CalibrationText = TrainingText()
-    """Text that the model is run on, for quantizers that use calibrations."""
+    """Text that the model runs on to calibrate the quantizers that use it."""
     carry_source: bool = False
-    """Carry the source that scores the artifact. Off, because those who score it have this program, and the bytes would
-    be taken from the weights; the bytes of the source are measured in any case."""
+    """Store in the artifact the source code that scores it. Off by default, because whoever scores it has this program,
+    and the code would take bytes from the weights. The code's bytes are measured in any case."""
 
     @property
     def calibrated(self) -> bool:
@@ -119,7 +119,7 @@ class Pack(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed(Fitted):
-    """The chosen candidate, its weights in the model's order, and what reads them."""
+    """The chosen candidate, its weights in the model's order, and their dequantizers."""
 
     dequantizers: Dequantizers
 
@@ -146,7 +146,7 @@ def compress(
     size: Size = _weights_alone,
     progress: Progress = SILENT,
 ) -> Compressed:
-    """Quantize and code every weight; weights of another model or not finite are a `UserError`.
+    """Quantize and code every weight; `UserError` for weights of another model and for values that are not finite.
 
     `calibrations` are by parameter name, for quantizers that use them; `progress` gets an event for each candidate.
     """
@@ -174,7 +174,7 @@ def compress(
             restored = {name: stored.restored for name, stored in candidates.make(quantizers).weights.items()}
             replaced |= config.correction.corrected(candidates.weights, restored, quantizers)
             quantizers |= replaced
-        # The last match wins, so they come last.
+        # The last match wins, so replaced quantizers come last.
         dequantizers = {rule: dequantizer for rule, dequantizer in dequantizers.items() if rule not in replaced}
         dequantizers |= {name: quantizer.dequantizer for name, quantizer in replaced.items()}
         fitted = fit.fit(candidates, quantizers, cap) if fit else Fitted(candidates.make(quantizers))

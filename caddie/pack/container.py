@@ -93,7 +93,7 @@ def pack(sections: Sequence[Section]) -> bytes:
 
 
 def unpack(blob: bytes, raw_bytes: int = RAW_BYTES) -> Contents:
-    """Return the contents of the bytes of a file, `raw_bytes` at most; `UserError` says what is wrong with it."""
+    """Return the contents of a file's bytes, at most `raw_bytes` decompressed; `UserError` names the fault."""
     _check_limit("file", len(blob), FILE_BYTES)
     table, position = _read_table(blob)
     entries, checksums = _parse_table(table, raw_bytes)
@@ -115,7 +115,7 @@ def write(path: str | os.PathLike[str], sections: Sequence[Section]) -> None:
 
 
 def read(path: str | os.PathLike[str], most: Callable[[int], int] = lambda size: RAW_BYTES) -> Contents:
-    """Return the contents of the file at `path`, at most `most(size)` bytes; `UserError` says what is wrong with it."""
+    """Return the contents of a file of `size` bytes, at most `most(size)` decompressed; `UserError` names the fault."""
     try:
         size = os.stat(path).st_size
         _check_limit("file", size, FILE_BYTES)
@@ -128,7 +128,7 @@ def read(path: str | os.PathLike[str], most: Callable[[int], int] = lambda size:
 
 @lru_cache(maxsize=64)
 def _encoded(section: Section) -> bytes:
-    """Compress a section; kept, because fitting a file to its cap sizes the same sections many times."""
+    """Compress a section; cached, because fitting a file to its cap measures the same sections many times."""
     return section.codec.encode(section.data)
 
 

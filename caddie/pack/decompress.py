@@ -1,4 +1,4 @@
-"""Weights from the sections of an artifact, the inverse of `compress`."""
+"""Decompress weights from the sections of an artifact: the inverse of `compress`."""
 
 from collections.abc import Mapping
 from contextlib import closing

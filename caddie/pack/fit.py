@@ -14,12 +14,12 @@ from caddie.pack.candidates import Candidate, Candidates
 from caddie.pack.quantize import Arrays, Quantizer, Rows
 
 CLOSE = 0.998
-"""A file of this part of the cap or more has filled it."""
+"""Fraction of the cap from which a file counts as filling it."""
 _AIM = 0.9993
 _NOTHING_NATS = 1e-9  # predicted loss per token below which more bytes would buy nothing
-_AS_GOOD = 1.1  # costs of up to this many times the least differ from it by chance alone
-_NARROW = 0.25  # octaves within which the finest useful steps are found
-_OCTAVES = 20.0  # the furthest that steps are moved from where they are set
+_AS_GOOD = 1.1  # costs up to this many times the least one are equal within noise
+_NARROW = 0.25  # octaves: precision to which the finest useful steps are found
+_OCTAVES = 20.0  # largest change of the steps from their settings
 _CANDIDATES = 16
 _SHARES = 256
 
@@ -30,7 +30,7 @@ class Fitted:
 
     candidate: Candidate
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """Bytes of the file and predicted loss in nats per token of the candidates that have one, by size."""
+    """File bytes and predicted loss in nats per token, by size, of calibrated candidates whose steps are useful."""
 
 
 class Fit(Config):
@@ -38,16 +38,16 @@ class Fit(Config):
 
     @abstractmethod
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
-        """Return a candidate whose file has at most `cap_bytes` bytes; where there is none, the smallest found."""
+        """Return a candidate whose file has at most `cap_bytes` bytes; if none fits, the smallest found."""
 
     def check(self, quantizers: Iterable[Quantizer]) -> None:
-        """Raise `UserError` if these quantizers leave nothing to choose. A run asks before it trains."""
+        """Raise `UserError` if these quantizers leave nothing to choose; a run calls this before training."""
 
 
 class FillCap(Fit):
     """Scale all steps by one factor, so that the file fills the cap to 0.2 % and never exceeds it.
 
-    A file stays smaller where the next byte would buy nothing: its predicted loss is below a billionth of a nat.
+    The file stays smaller once its predicted loss is below 1e-9 nats per token: more bytes would buy nothing.
     """
 
     def check(self, quantizers: Iterable[Quantizer]) -> None:
@@ -77,9 +77,9 @@ class FillCap(Fit):
 
 
 class PruneOnes(Fit):
-    """Zeros for as many integers of 1 and -1 as it takes for the file to fit, those of the smallest steps first.
+    """Set integers of 1 and -1 to 0 until the file fits, those with the smallest steps first.
 
-    The others stay as they are, and a file that fits is left alone.
+    All others stay the same, and a file that fits is not changed.
     """
 
     def check(self, quantizers: Iterable[Quantizer]) -> None:
@@ -111,18 +111,18 @@ class PruneOnes(Fit):
 
 
 def _prunable(quantizer: Quantizer) -> bool:
-    """True for arrays of `Rows` with an integer for each number."""
+    """True if the quantizer's arrays are those of `Rows`, not packed."""
     return isinstance(of := quantizer.dequantizer, Rows) and not of.packed
 
 
 def without_ones(tensors: Mapping[str, Arrays], count: int) -> dict[str, Arrays]:
-    """Return the arrays of `Rows` with `count` entries of 1 or -1 set to 0, those of the smallest steps.
+    """Return the arrays of `Rows` with `count` entries of 1 or -1 set to 0, those with the smallest steps.
 
-    An entry of one step s adds s² to the squared error, or less. Among equal steps the first entries are pruned; with
-    fewer entries of 1 or -1, all are.
+    Each changes its weight by one step. Among equal steps the first entries are pruned; with fewer entries of 1 or -1
+    than `count`, all are.
     """
     integers = {name: arrays["integers"].reshape(len(arrays["steps"]), -1) for name, arrays in tensors.items()}
-    # All entries of a row cost the same, so rows are sorted, which are few.
+    # All entries of a row cost the same, so it is enough to sort the rows, which are few.
     counts = np.concatenate([(abs(rows) == 1).sum(1) for rows in integers.values()])
     steps = np.concatenate([arrays["steps"] for arrays in tensors.values()])
     order = np.argsort(steps, kind="stable")
@@ -139,21 +139,21 @@ def without_ones(tensors: Mapping[str, Arrays], count: int) -> dict[str, Arrays]
 
 
 def _cost(candidate: Candidate) -> float:
-    """Predicted loss or, where that is unknown, squared errors in parts of the weights' squares."""
+    """Return the predicted loss or, if unknown, the sum of squared relative errors."""
     loss = candidate.predicted_loss
     return sum(stored.relative_error**2 for stored in candidate.weights.values()) if loss is None else loss
 
 
 def _too_fine(place: float, seen: Mapping[float, Candidate]) -> bool:
-    """True if coarser steps cost less: where integers have few bits, ever finer steps clip ever more of them."""
+    """True if coarser steps cost less: with few bits per integer, finer steps clip more weights."""
     least = min(_cost(one) for where, one in seen.items() if where >= place)
     return _cost(seen[place]) > _AS_GOOD * least
 
 
 def _next(seen: Mapping[float, Candidate], useful: Mapping[float, Candidate], cap_bytes: int) -> float | None:
-    """Return the octave to try next: the line through two neighbours fills the cap there. None if no finer steps help.
+    """Return the octave to try next, where a line through two neighbours meets the cap; None if no finer steps help.
 
-    The logarithm of a file's size falls almost in a straight line.
+    The logarithm of the file's size is almost linear in the octave.
     """
     excess = {place: math.log2(one.file_bytes / (_AIM * cap_bytes)) for place, one in seen.items()}
     fine = max((place for place, over in excess.items() if over > 0 or place not in useful), default=None)

@@ -1,7 +1,7 @@
 """The source that scores an artifact, and the script that trains it: minified and compressed, their bytes measured.
 
 Modules are found by their imports alone. Docstrings, comments, names of local variables and annotations of functions
-are removed; assertions stay, and so do names and annotations of classes and their fields, by which settings are read.
+are removed. Assertions stay, and so do names and annotations of classes and their fields: settings are read by them.
 """
 
 import ast
@@ -30,7 +30,7 @@ from caddie.pack.container import Section
 SCORING = ("caddie.pack.artifact", "caddie.score")
 """Modules that score an artifact: one reads it, the other turns the tokens of a text into bits per byte."""
 TRAINING = ("caddie.submit.script", "caddie.ops.loss_kernels")
-"""Modules that train, pack and score a model, as one program; kernels are imported by a name that is made up."""
+"""Modules that train, pack and score a model, as one program; kernels are imported by a computed name."""
 
 _PACKAGE = Path(__file__).parent.parent
 _PATH = re.compile(r"caddie(/[a-z_][a-z0-9_]*)+\.py")
@@ -43,13 +43,13 @@ class Bundle:
     files: dict[str, str]
     """Path, with slashes, to minified source."""
     libraries: tuple[str, ...]
-    """Libraries outside Python's own that they import, in alphabetical order."""
+    """Third-party libraries that the files import, in alphabetical order."""
     data: bytes
     """The files as one JSON object, for `unpack`."""
 
     @property
     def bytes(self) -> int:
-        """Length of `data` after the codec: the code bytes."""
+        """Code bytes: the length of `data` after compression."""
         return _smallest(self.data)[0]
 
     def section(self, name: str) -> Section:
@@ -59,12 +59,12 @@ class Bundle:
 
 @lru_cache(maxsize=8)  # for a bundle it takes a second
 def _smallest(data: bytes) -> tuple[int, Codec]:
-    """Return the length of compressed data, and the codec that makes it least: Brotli or LZMA."""
+    """Return the length of the compressed data and the codec, Brotli or LZMA, whichever is smaller."""
     return min(((len(codec.encode(data)), codec) for codec in (Brotli(), Lzma())), key=itemgetter(0))
 
 
 def modules_needed(roots: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return path, with slashes, and source of these modules and of all of caddie that they import, by dotted name."""
+    """Return, by dotted name, path (with slashes) and source of these modules and of all caddie modules they import."""
     modules, found = _modules(_PACKAGE), dict[str, tuple[str, str]]()
     wanted = list(roots)
     while wanted:
@@ -102,8 +102,8 @@ def _packed(files: Mapping[str, str]) -> bytes:
 def script(recipe: Mapping[str, Any], source: str | None = None) -> bytes:
     """Return a Python program that trains, packs and scores a recipe, given as JSON values, without caddie.
 
-    Public results of others are left out of the recipe. The same recipe gives the same bytes, whatever the seed. It
-    holds this `source` instead of caddie's modules, if any is given.
+    The public results of others are left out of the recipe. The same recipe gives the same bytes for any seed. A
+    `source`, if given, replaces caddie's encoded modules.
     """
     settings = {name: value for name, value in recipe.items() if name != "public"}
     held = _encoded_source() if source is None else source
@@ -113,13 +113,13 @@ def script(recipe: Mapping[str, Any], source: str | None = None) -> bytes:
 
 @cache
 def _head() -> str:
-    """Return the text of the script, with $version, $recipe and $source in place of these."""
+    """Return the template of the script, with the placeholders $version, $recipe and $source."""
     return (Path(__file__).parent / "train_gpt.py.txt").read_text()
 
 
 @cache
 def _encoded_source() -> str:
-    """Return the modules of `TRAINING` as the script holds them, with the version that artifacts state."""
+    """Return the modules of `TRAINING`, encoded for the script, with the version for the manifests of artifacts."""
     version = metadata.version("caddie")
     about = {f"caddie-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: caddie\nVersion: {version}\n"}
     files = source_needed(TRAINING).files | about
@@ -160,7 +160,7 @@ def installed_bytes(library: str) -> int | None:
 
 
 def describe_source(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the source facts of `result.json`: hashes, code bytes to score, further ones to train, modules, libraries.
+    """Return the source facts of `result.json`: hashes, code bytes to score, more bytes to train, modules, libraries.
 
     `needed_bytes` and `training_bytes` add up to the bytes of `script` for the recipe, given as JSON values.
     """
@@ -170,9 +170,9 @@ def describe_source(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured() -> dict[str, Any]:
-    """Return the source facts that are those of every recipe, and the script's bytes beside head and recipe.
+    """Return the source facts that all recipes share, and the bytes of the script's encoded modules.
 
-    Measuring takes seconds, so the answer is kept in `__pycache__` until the source changes.
+    Measuring takes seconds, so the result is cached in `__pycache__` until the source changes.
     """
     program = hashlib.sha256()
     for name, (_, content) in _modules(_PACKAGE).items():
@@ -204,7 +204,7 @@ def _files_sha256(bundle: Bundle) -> str:
 def with_parts(described: dict[str, Any], needed: Sequence[bytes], training: Sequence[bytes]) -> dict[str, Any]:
     """Return the facts of `describe_source` with users' files added: those `needed` to score, and all for `training`.
 
-    Each is compressed by itself, since it stays a file of its own, and as it is, since its code may read its comments.
+    Each file is compressed alone, since it stays a separate file, and unminified, since its code may read its comments.
     """
     more = {"needed_bytes": needed, "training_bytes": [source for source in training if source not in needed]}
     sizes = {name: sum(_smallest(source)[0] for source in sources) for name, sources in more.items()}
@@ -215,7 +215,7 @@ def with_parts(described: dict[str, Any], needed: Sequence[bytes], training: Seq
 def _modules(package: Path) -> dict[str, tuple[str, bytes]]:
     """Return each module's path, with slashes, and source by its dotted name.
 
-    They are read once in a process, so that all facts are of one program even if files are edited meanwhile.
+    Files are read once per process, so all facts describe one program even if files are edited meanwhile.
     """
     found = {}
     for path in sorted(package.rglob("*.py")):
@@ -227,7 +227,7 @@ def _modules(package: Path) -> dict[str, tuple[str, bytes]]:
 
 @cache
 def _imported(text: str) -> list[str]:
-    """Return the dotted names that a module imports anywhere, except for type checkers alone."""
+    """Return the dotted names that a module imports anywhere, except under `TYPE_CHECKING`."""
     found: list[str] = []
     nodes: list[ast.AST] = [ast.parse(text)]
     for node in nodes:

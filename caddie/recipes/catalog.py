@@ -16,7 +16,7 @@ from caddie.report.run_files import PARTS
 
 
 def _based() -> dict[str, Recipe]:
-    """Return every recipe of the tables, which stand behind those that they are based on."""
+    """Return every recipe of the tables; each table stands after the one that it is based on."""
     found: dict[str, Recipe] = {}
     for name, table in ((name, table) for file in FILES for name, table in tables(file).items()):
         base = found[table["base"]] if "base" in table else Recipe()
@@ -34,7 +34,7 @@ def shipped() -> dict[str, Recipe]:
 
 
 def _beside(file: Path, base: str) -> str:
-    """Return the base that a recipe file names, as the path beside that file where there is one."""
+    """Return the base that a recipe file names: a path beside that file if there is one, else the name itself."""
     beside = file.parent / base.partition(":")[0]
     return str(file.parent / base) if base not in _SHIPPED and beside.exists() else base
 
@@ -96,10 +96,10 @@ def find_shipped(name: str) -> Recipe | None:
 
 
 def find_base(name: str) -> Recipe | None:
-    """Return what the recipe of this name is based on; None if it has no base.
+    """Return the base of the recipe of this name; None if it has no base.
 
-    A whole recipe in a file, such as a run's, may be a stranger's: the base that it names must be shipped, for another
-    file would be run that nobody named. Raises `UserError` if it is not.
+    A whole recipe in a file, such as a run's, may be a stranger's. The base that it names must be a shipped one, since
+    a file of the stranger's choice could be run otherwise. Raises `UserError` if it is not.
     """
     file, base = None if name in _SHIPPED else recipe_path(name), find(name).base  # whose errors name the file
     if file and (stated := recipe_file.base_in(file)):
@@ -112,9 +112,9 @@ def find_base(name: str) -> Recipe | None:
 
 
 def public_steps(recipe: Recipe) -> int:
-    """Return the steps of a recipe's public runs, or of the next recipe that it is based on and that has some.
+    """Return the steps of a recipe's public runs, or of its nearest base that has public runs.
 
-    A recipe without a budget of time makes its own. Raises `UserError` if there are none.
+    A recipe without a time budget has its own `train.steps`. Raises `UserError` if there are no public runs.
     """
     if recipe.train.seconds is None and recipe.train.steps:
         return recipe.train.steps
@@ -127,7 +127,7 @@ def public_steps(recipe: Recipe) -> int:
 
 
 def begun_from(name: str) -> RunStart | None:
-    """Return what a run was begun with, if `name` stands for its folder or `recipe.json`; None for any other recipe."""
+    """Return recipe, seed and corpus of a run, if `name` is its folder or `recipe.json`; None for any other recipe."""
     file = None if name in _SHIPPED else recipe_path(name)
     return None if file is None else recipe_file.begun_from(file)
 

@@ -46,7 +46,7 @@ def terms() -> tuple[Term, ...]:
 
 @cache
 def simple(word: str) -> str:
-    """Return a word without what writers vary: case, hyphens, spaces, underscores, and the roles in a path; ² is 2."""
+    """Return a word without case, hyphens, spaces, underscores and roles in a path, which writers vary; ² is 2."""
     word = re.sub(r"[^\w.*]|_", "", unicodedata.normalize("NFKC", word).lower())
     return re.sub(r"\b(optimizers|qat|quantizers)\.[^.]+", r"\1.*", word)
 

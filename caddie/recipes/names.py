@@ -24,7 +24,7 @@ ALIASES = {"best_record": "ngram_tilt"}
 def tables(file: str) -> dict[str, dict[str, Any]]:
     """Return name to table of a file's recipes; each table is what a recipe file holds.
 
-    A mapping that is written as text, such as `model.layers`, takes the place of the base's; one of TOML changes it.
+    A mapping written as text, such as `model.layers`, replaces the base's; a TOML table changes the keys it names.
     """
     return tomllib.loads(Path(__file__).with_name(f"{file}.toml").read_text(encoding="utf-8"))
 

@@ -8,7 +8,7 @@ from caddie.recipes.recipe import Figure
 
 
 def rows(name: str) -> list[list[str]]:
-    """Return the columns of a table beside this module, without its heading, the lines that begin with #."""
+    """Return the rows of a table beside this module, each a list of columns, without the lines that begin with #."""
     lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
     return [line.split(" | ") for line in lines if not line.startswith("#")]
 
@@ -54,6 +54,6 @@ class Speed(NamedTuple):
 
 @cache
 def speeds() -> dict[str, Speed]:
-    """Return name of a recipe to the speed of its public runs, of those that have logs."""
+    """Return name of a recipe to the speed of its public runs, for recipes whose runs have logs."""
     found = rows("published_steps.txt")
     return {name: Speed(int(steps), float(step_ms), int(runs), source) for name, steps, step_ms, runs, source in found}

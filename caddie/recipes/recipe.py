@@ -34,13 +34,13 @@ class Data(Config):
     """The tokenizer and the held-out part of the text."""
 
     tokenizer: TokenizerSource = SentencePieceBPE()
-    """Source of the tokenizer; its vocabulary has the size of the model's."""
+    """Source of the tokenizer; its vocabulary has `model.vocabulary` ids."""
     validation_fraction: Annotated[float, Range(0.0, 0.9)] = 0.05
     """Fraction of the documents held out for scoring, chosen by hash."""
 
 
 AS_RECIPE = 'find one, as caddie.find("tiny")'
-"""Advice to a caller that gave something else."""
+"""Advice to a caller that passed something else than a recipe."""
 
 
 class Recipe(Config):
@@ -49,7 +49,7 @@ class Recipe(Config):
     name: str = ""
     """Short name."""
     why: str = ""
-    """Purpose, in one sentence; of a record also its name."""
+    """Purpose, in one sentence; for a record also its name."""
     base: str | None = None
     """Name of the recipe that it changes."""
     public: tuple[Figure, ...] = ()

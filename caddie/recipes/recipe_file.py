@@ -31,14 +31,14 @@ class RunStart:
 
 
 def recipe_path(name: str) -> Path | None:
-    """Return the file that is meant by a name: one of TOML or JSON, or that in the folder of a run; else None."""
+    """Return the recipe file that a name means: TOML, JSON, or `recipe.json` in the folder of a run; else None."""
     if os.path.isdir(name) and os.path.lexists(os.path.join(name, RECIPE)):
         return Path(name, RECIPE)
     return Path(name) if name.endswith((".toml", ".json")) else None
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
-    """Return the recipe in a file; `find` looks its `base` up. Raises `UserError`, which names file and setting."""
+    """Return the recipe in a file; `find` looks up its `base`. Raises `UserError`, which names file and setting."""
     held = _table(path)
     if "recipe" in held:
         return _start(path, held).recipe
@@ -54,16 +54,16 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
 
 
 def changed(origin: Recipe, held: Mapping[str, Any], **labels: object) -> Recipe:
-    """Return a recipe with the changes in a table; `labels` are used where it has none of its own."""
+    """Return a recipe with the changes in a table; `labels` are used where the table has none of its own."""
     own = {label: held[label] for label in ("name", "why", "base") if label in held}
     settings = {name: value for name, value in held.items() if name not in own}
     return origin.but({**labels, **own, **dict(_settings(origin, settings))})
 
 
 def read_start(folder: Path, parts: Sequence[Path] = ()) -> RunStart:
-    """Return what the run in a folder was begun with; `UserError` if it is no run's, or its recipe needs other files.
+    """Return recipe, seed and corpus of the run in a folder; `UserError` if it is no run's, or `parts` lack a file.
 
-    `parts` are the users' files that the recipe needs, which are run. The copies in the folder are not, unless they are
+    `parts` are the users' files that the recipe needs; they are run. Copies in the folder are run only if they are
     named: the folder may be a stranger's.
     """
     path = folder / RECIPE
@@ -76,13 +76,13 @@ def read_start(folder: Path, parts: Sequence[Path] = ()) -> RunStart:
 
 
 def read_place(folder: Path) -> Path:
-    """Return where the corpus of the run in a folder is, whatever its recipe needs; `UserError` if it is no run's."""
+    """Return the path of a run's corpus, whatever files its recipe needs; `UserError` if the folder is no run's."""
     with _no_run(folder):
         return Path(coerce(_table(folder / RECIPE).get("corpus"), str, "corpus"))
 
 
 def stated_parts(path: Path) -> tuple[Stated, ...]:
-    """Return the users' files that the recipe in a file needs, which is a run's."""
+    """Return the users' files that a run's recipe, read from its file, needs."""
     return _stated(path, _table(path))
 
 
@@ -94,7 +94,7 @@ def base_in(path: Path) -> str | None:
 
 
 def begun_from(path: Path) -> RunStart | None:
-    """Return what a run was begun with, or None if the recipe in a file is not a run's."""
+    """Return recipe, seed and corpus of a run, read from its file; None if the file is no run's."""
     held = _table(path)
     return _start(path, held) if "recipe" in held else None
 
@@ -137,7 +137,7 @@ def _table(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Say of which file an error is."""
+    """Put the file's name before the message of an error."""
     try:
         yield
     except UserError as error:
@@ -146,7 +146,7 @@ def _named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _no_run(folder: Path) -> Iterator[None]:
-    """Say that a folder is no run's."""
+    """Turn an error into one that says that the folder is no run's."""
     try:
         yield
     except UserError as error:
@@ -155,16 +155,16 @@ def _no_run(folder: Path) -> Iterator[None]:
 
 
 def _checked(recipe: Recipe) -> Recipe:
-    """Refuse a name that would lead out of the folder of runs, or make no name of a file."""
+    """Return the recipe; `UserError` if its name would lead out of the folder of runs or is no valid file name."""
     if len(recipe.name) > 100 or not recipe.name.isprintable() or {"/", "\\"} & set(recipe.name):
         raise UserError(f"name must be a short word without slashes, not {recipe.name[:100]!r}")
     return recipe
 
 
 def _settings(held: object, table: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield path and value of every setting in a table; a table below it that has no kind stands for its own settings.
+    """Yield path and value of every setting in a table; a table inside it without `kind` is read setting by setting.
 
-    `held` is what the base has there. A mapping in a mapping is the diff of some layers, whose keys are paths.
+    `held` is the base's value there. A mapping in a mapping is the diff of some layers, whose keys are paths.
     """
     for name, value in table.items():
         below = held.get(name) if isinstance(held, Mapping) else getattr(held, name, None)
@@ -190,5 +190,5 @@ def _is_diff(value: object) -> bool:
 
 
 def _spelled(value: object) -> object:
-    """Return what a text stands for on the command line, such as none, a variant with settings, or a schedule."""
+    """Return the value that a text means on the command line, such as none, a variant with settings, or a schedule."""
     return parse_value(value) if isinstance(value, str) else value

@@ -2,15 +2,15 @@
 
 A twin keeps every choice of its recipe and shrinks its numbers. Widths, rows and batches shrink by fixed factors.
 
-- `NAME_mini` trains on two cores in half a minute. Its layers are renumbered in a model about half as deep; numbers of
-  steps become parts of the run, those that they were when eight GPUs saw seven billion tokens. Test-time training is
-  left out, since it would take longer than training.
+- `NAME_mini` trains on two cores in half a minute. Its layers are renumbered in a model about half as deep. Numbers of
+  steps become fractions of the run, as in a run of seven billion tokens on eight GPUs. Test-time training is left out,
+  since it would take longer than training.
 - `NAME_scale` makes as many steps as the recipe's public runs, at its depth, so that schedules, averages, recurrence
-  and test-time training are what they are at full size. Weight decay shrinks with the square root of the tokens of a
-  step. So does the part of a normalized update that is not noise, and weights end where that part and decay balance.
-  A step of the recipe reads hundreds of documents, and in the order of the text its twin's would read one or two; so
-  rows are shuffled. It takes minutes to hours (`docs/studies.md`). `NAME_scale32` is narrower and reads as many tokens
-  for each of its parameters as the recipe.
+  and test-time training work as at full size. Weight decay shrinks with the square root of the tokens of a step: so
+  does the part of a normalized update that is not noise, and weights settle where that part and the decay balance.
+  Rows are shuffled: a step of the recipe reads hundreds of documents, but a step of the twin, in the order of the text,
+  would read one or two. It takes minutes to hours (`docs/studies.md`). `NAME_scale32` is narrower and reads as many
+  tokens per parameter as the recipe.
 
 A copy keeps the depth and every layer as well, so that it shows what each setting does (`run/dead_settings.py`).
 """
@@ -35,9 +35,9 @@ from caddie.train.settings import Train
 ROW = 8
 """Factor by which a twin's rows shrink."""
 TOKENS = 7e9
-"""Tokens that a record saw; divided by the tokens of a step, its number of steps."""
+"""Training tokens of a record; divided by the tokens of a step they give its number of steps."""
 DOCUMENTS = 50_000 / 113
-"""Documents of the contest's held-out text, for each of a study's."""
+"""Documents of the contest's held-out text per held-out document of a study."""
 
 
 class Size(NamedTuple):
@@ -45,7 +45,7 @@ class Size(NamedTuple):
 
     width: int
     depth: float
-    """Layers, for each of the recipe."""
+    """Layers per layer of the recipe."""
     batch: int
     """Factor by which the tokens of a step shrink."""
     heads: int = 4
@@ -54,15 +54,15 @@ class Size(NamedTuple):
     buckets: int = 1
     """Factor by which the rows of hashed tables shrink."""
     rotary: int = 2
-    """Least rotary channels of a head, where the recipe's has as many: two of them turn by one frequency."""
+    """Fewest rotary channels of a head, if the recipe's has as many: each frequency rotates two channels."""
     finer: bool = False
-    """True if steps of rounding that are set in deviations shrink with the root of the width.
+    """True if quantization steps set in standard deviations shrink with the square root of the width.
 
-    A sum over inputs averages their rounding errors, and the loss by them falls with the width.
+    A sum over inputs averages their rounding errors, so the loss from them falls with the width.
     """
 
     def vocabulary(self, full: int) -> int:
-        """Return the size of its vocabulary; with all layers, it grows with the recipe's."""
+        """Return the twin's vocabulary size; a twin with all layers has more ids if the recipe does (`full`)."""
         return min(full, 2048) if self.depth < 1 else max(min(full, 512), full // 4)
 
 
@@ -73,7 +73,7 @@ SCALES = {
 }
 """Suffix to size of the twins with all steps: two, so that the effect of size itself can be seen."""
 AT_SCALE = {"data.validation_fraction": 0.005, "train.steps": None, "pack.calibration": TrainingText(tokens=16_384)}
-"""Changes of such twins in a study of equal modelled time: the budget is the study's, little text is scored."""
+"""Changes of such twins in a study of equal modelled time: the study sets the budget, and little text is scored."""
 AT_SCALE_COMPILED = {**AT_SCALE, "train.precision": "bfloat16", "train.compile": "always"}
 """The same as records are trained: compiled, in bfloat16. Steps take 0.62 of the time (`docs/log.md`, 2026-11-26)."""
 
@@ -83,15 +83,16 @@ _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
 
 def mini(recipe: Recipe) -> Recipe:
     """Return the twin of a recipe that trains for half a minute."""
-    diff = {**_mini_training(recipe.train), "score.stride": recipe.score.sequence_length // ROW // 2, "score.ttt": None}
+    stride = max(1, recipe.score.sequence_length // ROW // 2)
+    diff = {**_mini_training(recipe.train), "score.stride": stride, "score.ttt": None}
     return _twin(recipe, MINI, "mini", diff)
 
 
 def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
-    """Return the twin of a recipe that makes so many steps, at a size of `SCALES`."""
+    """Return the twin of a recipe that makes `steps` steps, at the size `SCALES[suffix]`."""
     size, ttt = SCALES[suffix], recipe.score.ttt
     diff: dict[str, Any] = {"train.steps": steps, "score.stride": max(1, recipe.score.stride // ROW)}
-    diff |= {"train.precision": "float32"}  # which is measured anew on each machine if it is left open
+    diff |= {"train.precision": "float32"}  # auto would be measured on each machine
     if isinstance(recipe.train.loader, SequentialStream | PackedDocuments):
         diff["train.loader"] = ShuffledSequences()
     for rule, quantizer in recipe.pack.quantizers.items() if size.finer else ():
@@ -124,14 +125,14 @@ def _times(number: Number, factor: float) -> Number:
 
 
 def small_cap(recipe: Recipe, twin: Recipe) -> int:
-    """Return the bytes that hold each of the twin's parameters in as many bits as the recipe's cap does."""
+    """Return the twin's cap in bytes: as many bits per parameter as the recipe's cap allows."""
     return recipe.pack.cap_bytes * twin.parameters // recipe.parameters
 
 
 def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Recipe:
     train, row = recipe.train, recipe.train.longest_row // ROW
     head = recipe.model.width // getattr(recipe.model.block.attention, "heads", 1)
-    groups = _of_optimizers(train, "group_rows")  # which hold as many heads as in the recipe
+    groups = _of_optimizers(train, "group_rows")  # a group keeps its number of heads
     return recipe.but(
         {
             **{f"model.{path}": value for path, value in _twin_model(recipe.model, size).items()},
@@ -185,13 +186,13 @@ def _twin_model(model: GPT, size: Size) -> dict[str, Any]:
         diff["parallel_streams.first"] = layer(model.parallel_streams.first)
     if model.value_embedding:
         diff["value_embedding.layers"] = sorted({layer(number) for number in model.value_embedding.layers})
-        diff["value_embedding.dims"] = model.value_embedding.dims // size.rank
+        diff["value_embedding.dims"] = max(1, model.value_embedding.dims // size.rank)
     for name in ("bigrams", "trigrams"):
         ngrams = getattr(model.embedding, name)
         if ngrams and ngrams.dims:
-            diff[f"embedding.{name}.dims"] = ngrams.dims // size.rank
+            diff[f"embedding.{name}.dims"] = max(1, ngrams.dims // size.rank)
         if ngrams:
-            diff[f"embedding.{name}.buckets"] = ngrams.buckets // size.buckets
+            diff[f"embedding.{name}.buckets"] = max(2, ngrams.buckets // size.buckets)
     if dims := model.embedding.dims:  # type: ignore[attr-defined]
         diff["embedding.dims"] = channels(dims)
     return diff
@@ -219,7 +220,7 @@ def _twin_block(model: GPT, size: Size, channels: Callable[[int], int]) -> dict[
 
 
 def _mini_training(train: Train) -> dict[str, Any]:
-    """Return what a twin of half a minute changes in training, where numbers of steps become parts of the run."""
+    """Return a half-minute twin's changes in training, where numbers of steps become fractions of the run."""
     steps = TOKENS / max(all_values(train.batch_tokens))
     diff: dict[str, Any] = {"train.seconds": 30, "train.steps": None}
     diff["train.lr_schedule"] = _twin_schedule(train.lr_schedule, steps)
@@ -234,7 +235,7 @@ def _mini_training(train: Train) -> dict[str, Any]:
 
 
 def _of_optimizers(train: Train, name: str) -> dict[str, Any]:
-    """Return path to value of a setting in all optimizers that have it, and not as zero or none."""
+    """Return path to value of a setting in all optimizers where it is set, to neither zero nor none."""
     held = {rule: getattr(optimizer, name, None) for rule, optimizer in train.optimizers.items()}
     return {f"optimizers.{rule}.{name}": value for rule, value in held.items() if value}
 
@@ -248,7 +249,7 @@ def _twin_schedule(schedule: Number, steps: float) -> Number:
 
 
 def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
-    """Return model and training at a size of milliseconds, with the depth, layers, size of heads and every choice kept.
+    """Return model and training settings that train in milliseconds; depth, layers, head size and every choice stay.
 
     The clipping norm is a thousandth of the recipe's, so that it clips. Heads are fewer, and the width shrinks with
     them, if the attention has fields for heads. Windows and pieces of documents shrink with the rows.
@@ -266,7 +267,7 @@ def small_copy(recipe: Recipe) -> tuple[GPT, Train]:
     groups = _of_optimizers(train, "group_rows")  # a copy may have no more rows than a single head's
     train = train.but({path: math.gcd(rows, 8) for path, rows in groups.items()})
     heads = (getattr(block.attention, "heads", 1) for block in recipe.model.blocks if block.attention)
-    fewer = math.gcd(recipe.model.width, max(1, recipe.model.width // _WIDTH), *heads)  # as wide as before, each
+    fewer = math.gcd(recipe.model.width, max(1, recipe.model.width // _WIDTH), *heads)  # each keeps its width
     try:
         return _small_model(recipe.model, scale, fewer), train
     except UserError:  # an attention of the user's own may divide otherwise

@@ -28,7 +28,7 @@ def overview() -> str:
 
 
 def details(word: str) -> str:
-    """Return what the glossary and the page say of a word, wrapped at `WIDTH` columns; `UserError` if it is unknown."""
+    """Return the texts of glossary and page about a word, wrapped at `WIDTH` columns; `UserError` if it is unknown."""
     lines = []
     for term in lookup(word):
         where = "See" if term.meaning.startswith("Not in caddie") else "In caddie"
@@ -73,7 +73,7 @@ def _meaning(entry: Entry) -> str:
 
 
 def _told(settings: Sequence[Setting]) -> list[str]:
-    """Return a line of the overview for each setting of which something is known."""
+    """Return a line of the overview for each setting with a known purpose."""
     return [f"    {title(setting)}: {_meaning(setting)}" for setting in settings if setting.why]
 
 

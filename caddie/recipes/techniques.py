@@ -45,11 +45,11 @@ class Measurement(Config):
     """Effect of a technique in a study at scale, in twins that make all the steps of a public run."""
 
     difference: float
-    """Mean over seeds of the score with the change less the score without, in bits per byte; minus is better."""
+    """Mean over seeds of the score with the change minus the score without it, in bits per byte; minus is better."""
     interval: tuple[float, float] | None
     """95 % interval of the difference; none where the scores are the same by construction."""
     seeds: Count
-    """Random seeds of each of the two."""
+    """Number of random seeds, with the change and without it."""
     verdict: str
     """Verdict: better, worse, same (within 0.002), or undecided."""
     entry: str
@@ -115,7 +115,7 @@ class Variant(Entry):
     shipped: bool
     """True if it is part of caddie, and so of the page."""
     settings: tuple[Setting, ...]
-    """Settings that the socket does not have, or of which more is known here."""
+    """Settings that the socket lacks, or whose facts differ from the socket's."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Socket:
 
 
 def sockets() -> list[Socket]:
-    """Return everything that is known, in the order of a recipe's settings."""
+    """Return every socket with all that is known of it, in the order of a recipe's settings."""
     places: dict[type[Config], list[str]] = {}
     for path, cls in _places(Recipe, "", ()):
         places.setdefault(cls, []).append(path)
@@ -167,7 +167,7 @@ def table() -> dict[str, Facts]:
 
 
 def facts_of(cls: type[Config], setting: str = "") -> Facts:
-    """Return the facts about a class or its setting, or those about the base that it has them from; empty if none."""
+    """Return the facts about a class or its setting, its own or those of a base class; empty if there are none."""
     names = (f"{base.__name__}.{setting}" if setting else base.__name__ for base in cls.__mro__)
     return next((table()[name] for name in names if name in table()), Facts("", ""))
 
@@ -182,7 +182,7 @@ def find(word: str) -> list[Socket]:
     """Return the techniques of a name or of a word of the field; none for a word that is no technique.
 
     Names are those of sockets, variants and settings, and paths in a recipe; case, hyphens and spaces do not matter.
-    A name of a socket gives all of it, other names give their part of it. Raises `UserError` for an unknown word.
+    A socket's name gives the whole socket, any other name its part of a socket. Raises `UserError` for an unknown word.
     """
     known, words = sockets(), lookup(word)
     wanted = {simple(setting_called(word) or word), *(simple(link) for term in words for link in term.links)}
@@ -201,7 +201,7 @@ def find(word: str) -> list[Socket]:
 
 
 def parts(known: Sequence[Socket], wanted: set[str]) -> list[Socket]:
-    """Return the sockets with one of these simple words as a name, then the parts of others with one of the rest.
+    """Return the sockets that these simple words name, then the parts of other sockets that the remaining words name.
 
     A socket's name that is also a setting of some class finds the socket alone, which prints that setting too. The path
     of a number finds both: the number, and the schedules that may stand there.

@@ -51,7 +51,7 @@ def decimal(value: float) -> str:
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers whose ends enclose `low` to `high`."""
+    """Return about `count` round numbers, from at most `low` to at least `high`."""
     if not high - low > 1e-9 * max(abs(low), abs(high)):
         spread = abs(low) * 0.01 or 1.0
         low, high = low - spread, high + spread
@@ -82,7 +82,7 @@ def time_ticks(seconds: float, count: int = 6) -> list[tuple[float, str]]:
 
 
 def smooth(values: Sequence[float], reach: int, at: Iterable[int]) -> list[float]:
-    """Return at each index the mean of the middle half of up to `reach` values to each side, which resists spikes.
+    """Return the interquartile mean of up to `reach` values to each side of each index of `at`; it resists spikes.
 
     Windows shrink near the ends and stay centred, so that no end is dragged either.
     """
@@ -103,7 +103,7 @@ def thin(count: int, limit: int) -> list[int]:
 
 
 def height(value: float, ticks: Sequence[float], box: float = 1000.0) -> float:
-    """Return the distance of `value` from the top of a box whose ends are those of the ticks."""
+    """Return the distance of `value` from the top of a box that spans the ticks."""
     return max(-1000.0, box * (1 - (value - ticks[0]) / (ticks[-1] - ticks[0])))
 
 
@@ -121,7 +121,7 @@ def byte_ticks(sizes: Sequence[float], place: Callable[[float], float]) -> list[
 
 
 def upward(ticks: Iterable[tuple[float, str]]) -> dict[str, Any]:
-    """Return `up`, the ticks of an upright axis from percent below the top and label, and `grid`, their lines."""
+    """Return `up`, ticks of a vertical axis at (percent below the top, label), and `grid`, the path of their lines."""
     up = [Tick(round(at, 3), label) for at, label in ticks]
     return {"up": up, "grid": " ".join(f"M0,{tick.at * 10:.1f}H1000" for tick in up)}
 
@@ -132,14 +132,14 @@ def polyline(points: Iterable[tuple[float, float]]) -> str:
 
 
 def dots(points: Iterable[tuple[float, float]]) -> str:
-    """Return an SVG path of lines without length, which round caps show as dots however the box is stretched."""
+    """Return an SVG path of lines of length 0: round caps show them as dots, however the box is stretched."""
     return " ".join(f"M{x:.1f},{y:.1f}h0" for x, y in points)
 
 
 def loss_chart(steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] = ()) -> Drawing | None:
     """Draw loss against time, raw and smoothed, above the learning-rate multiplier; None with fewer than two points.
 
-    `held_out` are the `held_out` events of the log, a line of their own.
+    `held_out` are the `held_out` events of the log, drawn as a line of their own.
     The first steep twentieth of the run may leave the picture at the top, so that the rest has room.
     """
     known, tried = (

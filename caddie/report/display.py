@@ -29,12 +29,12 @@ LONGEST_GAP = 60.0
 FIRST_SILENCE = 5.0
 """Seconds without an event after which a plain line says that the work goes on; the next comes after twice as many.
 
-Steps of training do not begin this anew: of a large model each may take longer.
+Training steps do not reset the doubling: each step of a large model may take longer.
 """
 _PHASE_WIDTH, _BAR_WIDTH = 9, 10
 """Characters of the longest phase's name, and the fewest of a bar."""
 _SETTLED = 1.0
-"""Seconds of training before which its speed and the time left are chance."""
+"""Seconds of training before its speed and the time left are shown: earlier they are chance."""
 
 
 def clock(seconds: float) -> str:
@@ -64,7 +64,7 @@ def loss_line(event: Event) -> str:
 def step_line(event: Event, held_out: str = "", room: float = math.inf) -> str:
     """Format step, loss, bits per byte if there is an estimate, speed and time left, from a `step` event of the log.
 
-    `held_out` are the bits per byte of the last text that was held out, if any. Fields that do not fit into `room`
+    `held_out` is the last held-out loss as text, in bits per byte if known. Fields that do not fit into `room`
     characters are left out, the least needed first.
     """
     progress, seconds, bits = event["progress"], event["seconds"], event.get("bits_per_byte")
@@ -180,14 +180,14 @@ class Display(Progress):
         """Show tokens done. Speed and time left count from the first event on: its own time includes the start-up."""
         self._first_tokens = before, began = self._first_tokens or (done, self.now())
         tokens, seconds = done - before, self.now() - began
-        speed = tokens / seconds if tokens > 0 and seconds >= 1 else 0.0  # of a moment it would be millions
+        speed = tokens / seconds if tokens > 0 and seconds >= 1 else 0.0  # over less time it would be millions
         rates = f"  {speed:,.0f} tokens/s  {clock((total - done) / speed)} left" if speed else ""
         self._show(done / total, f"{done:,} of {total:,} tokens{rates}")
 
     def _forecast(self, event: Event) -> None:
         """Show the forecast size, and the quantization gap from the middle on, for early weights round badly.
 
-        Off a terminal that is at the beginning, in the middle and at the end.
+        Off a terminal, one line each at the beginning, in the middle and at the end.
         """
         size, cap, half = event["file_bytes"], event["cap_bytes"], int(2 * event["progress"])
         line = f"forecast: file about {size / 1e6:.2f} of {cap / 1e6:.2f} MB"
@@ -253,7 +253,7 @@ class Display(Progress):
 
 
 class _Lasting:
-    """Stream to a terminal that may be closed under a run, which goes on: what cannot be written is dropped."""
+    """Stream to a terminal that may be closed while a run goes on: output that cannot be written is dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Bits of each held-out document: the file of a run, and that of the runs of a study.
+"""Bits of each held-out document, in one file for a run, and in one for all runs of a study.
 
 `documents.csv` has a line for each document, in the order of the held-out text: its bytes, then the bits that each run
 spent on it. The bits are rounded to thousandths, so a sum over 2,000 documents is off by less than a bit.
@@ -23,7 +23,7 @@ BYTES, BITS = "bytes", "bits"
 
 
 def write_documents(path: Path, sizes: npt.ArrayLike, bits: Mapping[str, npt.ArrayLike]) -> None:
-    """Write the bytes of each document and its bits by the name of a column; complete or not at all."""
+    """Write the bytes of each document, and its bits by column name; complete or not at all."""
     names = io.StringIO()
     csv.writer(names, lineterminator="\n").writerow([BYTES, *bits])
     table = np.column_stack([sizes, *bits.values()])
@@ -33,7 +33,7 @@ def write_documents(path: Path, sizes: npt.ArrayLike, bits: Mapping[str, npt.Arr
 
 
 def read_documents(path: Path) -> tuple[Figures, dict[str, Figures]]:
-    """Return the bytes of each document, and its bits by the name of a column; `UserError` if the file is damaged."""
+    """Return the bytes of each document, and its bits by column name; `UserError` if the file is damaged."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             _, *names = next(csv.reader(file))

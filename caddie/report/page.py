@@ -68,7 +68,7 @@ def write_report(folder: Path) -> Path:
 def render(
     result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Return the page as HTML, of a result and of the `step` and `held_out` events of its log."""
+    """Return the page as HTML, from a result and the `step` and `held_out` events of its log."""
     sizes, seconds = pick(result, "ledger", "parts") or {}, result.get("seconds") or {}
     compression = result.get("compression") or {}
     phases = {name.replace("_", " ").capitalize(): value for name, value in seconds.items() if name != "total"}
@@ -164,7 +164,7 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
 def _downloads(
     result: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, str]]:
-    """Return the result as JSON and the events of the log as CSV, each in an address, so that the page stands alone."""
+    """Return the result as JSON and the events of the log as CSV, each as a data URL, so that the page stands alone."""
     files = {
         "result.json": ("application/json", json.dumps(result, indent=2)),
         "steps.csv": ("text/csv", csv_table(steps, _STEP_COLUMNS)),
@@ -245,7 +245,7 @@ def _tensors(result: Mapping[str, Any], key: str, form: str) -> list[Bar]:
 
 
 def _worth(found: Mapping[str, Any]) -> str | None:
-    """Return the effect of other sizes, by a result's `compression`."""
+    """Return a sentence on the effect of other file sizes, from a result's `compression`."""
     step, more, fewer = (found.get(f"step_{name}") for name in ("bytes", "more_bits_per_byte", "fewer_bits_per_byte"))
     if not (is_finite(step) and is_finite(more) and is_finite(fewer)):
         return None

@@ -34,7 +34,7 @@ _LABELS = ("kind", "name", "why", "base", "public")
 """Fields of a recipe that are no settings."""
 _LARGEST_NUMBER = 1e30
 _UNSTEADY_SHARE = 0.9
-"""Share of its threads' time below which training was not alone if its steps took unequal time."""
+"""Share of its threads' time below which training was disturbed, if its step times also varied."""
 
 
 def pick(value: Any, *path: str | int) -> Any:
@@ -51,7 +51,7 @@ def file_scores(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def final_score(result: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return kind and score of the file that are the run's."""
+    """Return kind and score of the packed file that count as the run's."""
     return [*file_scores(result).items()][-1]
 
 
@@ -79,7 +79,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def read_scored_result(path: Path) -> dict[str, Any]:
-    """Return the result at `path`. Raises `UserError` if it has no finite score, or another than that of its sums."""
+    """Return the result at `path`. Raises `UserError` if its score is not finite, or not that of its sums."""
     result = read_result(path)
     if not is_finite(stated := result.get("bits_per_byte")):
         raise UserError(f"{path} holds no score: bits_per_byte must be a finite number; run the recipe again")
@@ -116,7 +116,7 @@ def read_json(path: Path) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted path and value of all that a JSON value holds; the class of a setting stands at its own path."""
+    """Yield dotted path and value of each leaf of a JSON value; a setting's `kind` stands at the setting's path."""
     if isinstance(value, (Mapping, list)) and value:
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from leaves(item, path if path and key == "kind" else f"{path}.{key}".lstrip("."))
@@ -125,13 +125,13 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def run_settings(written: object) -> dict[str, Any]:
-    """Return the settings in what the `RECIPE` of a run holds, as JSON, which may be those of another version."""
+    """Return the settings in the JSON of a run's `RECIPE`, which may be of another version."""
     recipe = pick(written, "recipe")
     return {name: value for name, value in recipe.items() if name not in _LABELS} if isinstance(recipe, dict) else {}
 
 
 def read_steps(path: Path, kind: str = "step") -> list[dict[str, Any]]:
-    """Return the `step` events of the log at `path` in order, or those of another kind that has steps, `held_out`.
+    """Return the `step` events of the log at `path` in order, or the `held_out` events by `kind`.
 
     A resumed run's steps replace its earlier ones.
     """
@@ -165,7 +165,7 @@ def training_notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def busy_machine(result: Mapping[str, Any]) -> str | None:
-    """Return one sentence if other programs slowed the training down, judging by the time that its threads received."""
+    """Return a sentence if other programs slowed the training down, judging by the CPU time that its threads got."""
     share = pick(result, "training", "cpu_share")
     quick, slow = (pick(result, "training", "step_seconds", name) for name in ("p5", "p95"))
     ranged = is_finite(quick) and is_finite(slow)
@@ -211,7 +211,7 @@ class Log:
     events_per_point: int = 1
 
     def read(self, path: Path) -> Log:
-        """Return this log with the new lines of the file at `path`, or a new log if it is another file."""
+        """Return this log with the new lines of the file at `path`, or a new log if that is another file."""
         with os.fdopen(open_regular(path, "O_NOFOLLOW"), "rb") as file:
             status = os.fstat(file.fileno())
             if self.inode not in (0, status.st_ino) or status.st_size < self.offset:
@@ -220,7 +220,7 @@ class Log:
             file.seek(self.offset)
             chunk = file.read(LARGEST_BYTES)
         finished = chunk[: chunk.rfind(b"\n") + 1]
-        if not finished and len(chunk) == LARGEST_BYTES:  # no event has such a line
+        if not finished and len(chunk) == LARGEST_BYTES:  # no event has so long a line
             finished = chunk
         self.offset += len(finished)
         for event in parse_events(finished.split(b"\n"), parse_finite):

@@ -21,10 +21,10 @@ WIDTH = 79
 """Most columns of everything printed here; a narrower terminal has less."""
 
 PARTS = {"config": "model config", "source": "source code"}
-"""Parts of an artifact whose names on a terminal are others than those in `result.json`."""
+"""Names on a terminal of the parts of an artifact that have other names in `result.json`."""
 _VERIFIED = {"yes": "verified", "no": "VERIFICATION FAILED", "inconclusive": "verification inconclusive"}
 _UNMENTIONED = 0.001
-"""Share of a text's bytes by which another count may differ unmentioned, where the text is not the contest's."""
+"""Share of a text's bytes by which another count may differ unmentioned, if the text is not the contest's."""
 LONGEST_LINE = 600
 """Most characters of an error's line."""
 
@@ -75,7 +75,7 @@ def crop(text: str, width: int) -> str:
 
 
 def terminal_width() -> int:
-    """Return the columns to print in: those of the terminal less one, at most `WIDTH`, which is also for files."""
+    """Return the columns to print in: those of the terminal less one, at most `WIDTH`; `WIDTH` for a file."""
     return max(20, min(WIDTH, shutil.get_terminal_size((WIDTH + 1, 24)).columns - 1))
 
 

@@ -1,6 +1,6 @@
-"""Bits per byte, nats per byte, nats per token: the cost of a text in three units, and the way between them.
+"""Bits per byte, nats per byte, nats per token: the cost of a text in three units, and conversions between them.
 
-All three are the same sum of nats (minus the natural logarithm of every token's probability) over another length. Bits
+Each is the same sum of nats (minus the natural logarithm of every token's probability), divided by another length. Bits
 per byte compares models of any tokenizer; nats per token is a training script's loss and depends on the tokenizer.
 """
 
@@ -33,9 +33,9 @@ def whole_bytes(nats: float) -> float:
 
 
 def convert(cost: float, unit: Unit, to: Unit, *, tokens: int, source_bytes: int) -> float:
-    """A cost, or a difference of costs, of a text of that many scored tokens and source bytes, in another unit.
+    """Convert a cost, or a difference of costs, of a text with this many scored tokens and source bytes.
 
-    cost * (nats that one of `unit` is over the whole text) / (nats that one of `to` is).
+    cost * (nats of the whole text per `unit`) / (nats of the whole text per `to`).
     """
     nats = {"bits-per-byte": math.log(2) * source_bytes, "nats-per-byte": source_bytes, "nats-per-token": tokens}
     return cost if unit == to else cost * nats[unit] / nats[to]

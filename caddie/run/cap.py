@@ -1,4 +1,4 @@
-"""The bytes that a recipe leaves its file: the cap, less the code that its policy counts beside the file."""
+"""Bytes that a recipe's file may have: the cap, less counted code outside the file, plus parts that do not count."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from caddie.run.policy import FileCap, code_bytes, file_cap, section_bytes
 
 
 def cap_of_recipe(recipe: Recipe, metadata: Metadata | None = None) -> FileCap:
-    """Return the bytes that the file of a recipe may have; `metadata` is what stands beside its weights.
+    """Return the bytes that the file of a recipe may have; `metadata` is the file without its weights.
 
     Raises `UserError` if code or metadata take the whole cap.
     """
@@ -26,7 +26,7 @@ def cap_of_recipe(recipe: Recipe, metadata: Metadata | None = None) -> FileCap:
 
 
 def source_of_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Return the source facts of a recipe's result: those of caddie, with the users' files that it needs."""
+    """Return `source` of a recipe's `result.json`: facts on caddie's code and on the users' files that it needs."""
     needed, training = ([file.source for file in files] for files in (files_to_score(recipe), user_files(recipe)))
     return with_parts(describe_source(recipe.to_json()), needed, training)
 

@@ -34,16 +34,16 @@ CODINGS: dict[str, ArrayCodec] = {
     "brotli -11": Smallest(of=(Packed(shuffle=True), Packed(shuffle=True, columns=True)), also=()),
     "entropy model": EntropyModel(),
 }
-"""Codings that are compared, by name; Brotli is given rows or columns, whichever it makes shorter."""
+"""Codings to compare, by name; Brotli codes each array by rows or by columns, whichever comes out shorter."""
 SMALLEST = "smallest"
-"""The shortest stream of all of these for each array, in the time of all of them together."""
+"""Coding that keeps the shortest of all these streams for each array; encoding takes as long as all of them."""
 MEASURED_TOKENS = 16_384
-"""Training tokens, beside those of the calibration, that every method is measured on."""
+"""Training tokens that every method is measured on; calibration does not use them."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A choice of quantizers. With `fills` their steps are moved until the file that this coding makes fills a cap."""
+    """A choice of quantizers. With `fills`, their step sizes are fitted so that the file in this coding fills a cap."""
 
     name: str
     matrices: Quantizer
@@ -63,12 +63,12 @@ METHODS = (
     Method("int8, percentile", Rows(), Rows()),
     Method("int6, five percentiles", Rows(bits=6, scale=BestPercentile()), Rows(scale=BestPercentile())),
     Method("GPTQ int6, SDClip", Gptq(of=Rows(bits=6, scale=SigmaClip(k=12.85))), _TABLE),
-    # six bits' steps in eight bits' range, so that finer ones clip nothing
+    # steps of int6 in the range of int8, so that finer steps clip nothing
     Method("GPTQ, SDClip", Gptq(of=Rows(scale=SigmaClip(k=12.85 * 127 / 31))), _TABLE, fills="brotli -11"),
     Method("Waterfilling", Waterfilling(), Waterfilling(), fills="entropy model"),
     Method("Trellis", Trellis(), Trellis(), fills="entropy model"),
 )
-"""Quantizers that are compared: those of the records with the steps they had, and three that fill the cap."""
+"""Methods to compare: three of the records with their own step sizes, and three whose steps fill the cap."""
 
 
 def compare(
@@ -76,9 +76,9 @@ def compare(
 ) -> dict[str, Any]:
     """Pack the run in `folder` by every method, for each of the caps, or for the recipe's own.
 
-    No file is written and no held-out text is read. Losses are what rounding costs in bits per byte of training text
-    that calibration has not seen, None where there is none. `cap_bytes` and `fitted_with` of a packing are the cap that
-    its steps were fitted to and the coding that they were fitted with, or None.
+    Writes no file and reads no held-out text. Losses are the bits per byte that rounding adds: predicted by the
+    calibration, and measured on training text that calibration has not seen, None without such text. `cap_bytes` and
+    `fitted_with` of a packing are the cap and the coding that its step sizes were fitted to, or None.
     """
     recipe, seed, corpus = read_run(folder, parts)
     metadata = metadata_of(recipe, seed, corpus)
@@ -193,7 +193,7 @@ class _Bench:
 
     @torch.no_grad()
     def _bits_per_byte(self, weights: Mapping[str, Tensor]) -> float | None:
-        """Return bits per byte of the text to measure on, at the bytes per token of all training text, or None."""
+        """Return bits per byte of the measured text, at the bytes per token of all training text; None without text."""
         if not self.rows:
             return None
         self.model.load_state_dict(dict(weights))
@@ -205,14 +205,14 @@ class _Bench:
 
 
 def _unseen(recipe: Recipe, corpus: Corpus, model: Model) -> list[Tensor]:
-    """Return rows of training text, each (1, length), that calibration does not use; none where it uses all."""
+    """Return rows of training text, each (1, length), that calibration does not use; no rows if it uses all text."""
     text, split, length = recipe.pack.calibration, corpus.manifest.train, recipe.score.sequence_length
     shards = corpus.train_shards()
 
     def rows(text: TrainingText) -> list[Tensor]:
         return [*text.batches(model, shards, length=length, bos=corpus.manifest.tokenizer.bos)]
 
-    # Counted, for calibration reads whole batches: fewer tokens than it is asked to, or one batch that has more.
+    # Counted, because calibration reads whole batches: fewer tokens than its setting, or one batch that has more.
     used = sum(ids.numel() for ids in rows(text)) if isinstance(text, TrainingText) else 0
     tokens = min(MEASURED_TOKENS, split.tokens - used - 2 * length * len(shards))
     if tokens < length:

@@ -1,8 +1,8 @@
-"""The contest's validation sets by their totals, so that a score on another text, or on a part, says so.
+"""Totals of the contest's validation sets, to tell whether a text is one of them, a part of one, or another text.
 
-Totals are all that can be compared: of the texts themselves no hash was published. Bytes are known to about 10 kB, from
-the losses and bits per byte that merged logs print. Tokens are those that the logs print: predictions, cut to whole
-sequences of up to 2,048, so that a file holds up to 2,048 tokens more.
+Only totals can be compared, because no hash of the texts was published. Bytes are known to about 10 kB, from the losses
+and bits per byte in merged logs. Tokens are the predictions in those logs, cut to whole sequences of up to 2,048, so a
+file holds up to 2,048 tokens more.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class OfficialSet:
     documents: int | None
     """None where it was not published."""
     bytes: int
-    """To about 10 kB."""
+    """Bytes of the text, known to about 10 kB."""
     tokens: dict[str, int]
-    """By tokenizer; its vocabulary stands last in its name."""
+    """Predictions by tokenizer, whose name ends with its vocabulary size."""
 
     def fits(self, bytes_: int, documents: int) -> bool:
         """Return True if a text of so many bytes and documents can be this set."""
@@ -33,7 +33,7 @@ CURRENT = OfficialSet(
     bytes=151_080_000,
     tokens={"SP 1024": 62_021_632, "SP 4096": 45_508_608, "SP 8192": 40_540_160, "CaseOps 8192": 47_851_520},
 )
-"""Validation set of every record but the first. Public counts, not repeated here, agree on 151,080,645 bytes as found
+"""Validation set of every record but the first. Public counts, not repeated here, agree on 151,080,645 bytes of text
 (#1578) and on 151,080,891 after the normalization of the SentencePiece models (#1314)."""
 FIRST = OfficialSet(
     name="the contest's first validation set, which no later result was scored on",
@@ -45,7 +45,7 @@ FIRST = OfficialSet(
 
 
 def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str | None:
-    """Say in one sentence if a text can be an official validation set, or part of one, by its totals; else None.
+    """Return one sentence if a text can be an official validation set, or part of one, by its totals; else None.
 
     `tokens` include the BOS of every document, `bytes_` are those of the text, and `vocabulary` is the number of ids.
     """
@@ -58,7 +58,7 @@ def identify(tokens: int, bytes_: int, documents: int, vocabulary: int) -> str |
             totals = f"{known.documents:,} documents, {size}" if known.documents else size
             return f"By its totals this is {known.name}, {under}: {totals}."
     for name, count in CURRENT.tokens.items():
-        # A text of one's own easily has the density of a part below 1 %.
+        # Below 1 % of the bytes, any text may have these bytes per token by chance.
         smaller = documents < (CURRENT.documents or 0) and 0.01 * CURRENT.bytes <= bytes_ < CURRENT.bytes
         whole = CURRENT.bytes * tokens  # beside count * bytes_: bytes per token within 10 % of the whole's
         if name.endswith(f" {vocabulary}") and smaller and abs(count * bytes_ - whole) <= 0.1 * whole:

@@ -63,16 +63,16 @@ Copy = tuple[GPT, Train]
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs from the base, held by a config of class `owner`, and the recipe with it reverted."""
+    """A setting that differs from the base, held by a config of class `owner`; `reverted` is the recipe without it."""
 
     path: str
     value: object
     instead: object
-    """Value that it is compared with: the base's, or the default of the class that holds it."""
+    """Value to compare with: the base's, or the default of the class that holds the setting."""
     reverted: Recipe = field(compare=False)
     owner: type[Config]
     unread: bool = False
-    """True if nothing reads the setting; false if it is read, or not known to be."""
+    """True if nothing reads the setting; false if something reads it, or if that is not known."""
 
     def __str__(self) -> str:
         value, instead = ("nothing" if one is ABSENT else show(one) for one in (self.value, self.instead))
@@ -80,13 +80,13 @@ class Change:
         return f"{self.path}={value} has no effect: {'nothing reads it' if self.unread else same}"
 
     def looked_up(self, read: set[tuple[type, str]]) -> Change:
-        """Return the change with what is known of it, given all settings that were read."""
+        """Return the change with `unread` set, given class and name of every setting that was read."""
         name = self.path.rpartition(".")[2]
         return replace(self, unread=name in configs.field_types(self.owner) and (self.owner, name) not in read)
 
 
 def check_settings_matter(recipe: Recipe, base: Recipe | None = None) -> None:
-    """Raise a `UserError` that names every setting without effect; `base` is that of `dead_settings`."""
+    """Raise a `UserError` that names every setting without effect; `base` as in `dead_settings`."""
     if found := dead_settings(recipe, base):
         more = f" (nor have {', '.join(change.path for change in found[1:])})" if found[1:] else ""
         raise UserError(f"{found[0]}{more}; leave it out, or change what keeps it from acting")
@@ -95,10 +95,10 @@ def check_settings_matter(recipe: Recipe, base: Recipe | None = None) -> None:
 def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Change]:
     """Return the settings of `model` and `train` that differ from the base and do nothing.
 
-    Without `base`, a recipe with the name of a shipped one is compared with that one, which leaves the changes of a
-    command line; any other recipe with its own base if that is shipped, else with the defaults. Two kinds count as
-    alive: a setting that cannot be reverted alone, because others need it, and one that removes something (none, false,
-    absent) which acts in the base but is hidden here by another change.
+    Without `base`, a recipe named like a shipped one is compared with the shipped one, so the command line's changes
+    remain. Any other recipe is compared with its own base if that is shipped, else with the defaults. Two kinds of
+    settings count as alive: one that cannot be reverted alone, because others need it; and one that removes (none,
+    false, absent) something that acts in the base, even if another change hides it here.
     """
     base = base or find_shipped(recipe.name) or find_shipped(recipe.base or "") or Recipe()
     base = base.but({"train.seconds": recipe.train.seconds, "train.steps": recipe.train.steps})
@@ -111,7 +111,7 @@ def dead_settings(recipe: Recipe, base: Recipe | None = None) -> list[Change]:
         suspects = [change for change in changes if not observed.differs(change.reverted)]
         removals = {f"{change.path}." for change in suspects if change.value in (None, False, ABSENT)}
         acting: list[str] = []
-        if removals:  # acting are the paths at which the recipe's value alone would change the base
+        if removals:  # `acting`: paths at which the recipe's value alone would change the base
             back = list(_changes(recipe, base))
             other = _Observed(base, back)
             acting = [f"{change.path}." for change in back if other.differs(change.reverted)]
@@ -125,7 +125,7 @@ def _changes(base: Recipe, recipe: Recipe) -> Iterator[Change]:
     """Yield every setting of `model` and `train` that differs and can be reverted alone."""
 
     def walk(a: Any, b: Any, keys: tuple[str, ...], owner: type[Config]) -> Iterator[Change]:
-        """Yield those at or below a place where the base has `a` and the recipe has `b`."""
+        """Yield the changes at or below the path `keys`, where the base has `a` and the recipe has `b`."""
         same = isinstance(b, Config) and type(a) is type(b)
         inside = isinstance(b, Mapping) and "kind" not in b and (a is ABSENT or isinstance(a, Mapping))
         if inside:
@@ -134,7 +134,7 @@ def _changes(base: Recipe, recipe: Recipe) -> Iterator[Change]:
                 yield from walk(held.get(key, ABSENT), b.get(key, ABSENT), (*keys, key), owner)
         reordered = inside and a is not ABSENT and [*a] != [*b] and {*a} == {*b}
         if reordered or (a != b and not (same or inside)):
-            with suppress(UserError):  # others need it, or it them
+            with suppress(UserError):  # others need it, or it needs them
                 yield Change(".".join(keys), b, a, _replaced(recipe, keys, a), owner)
         if isinstance(b, Config) and (same or a != b):
             held = {field.name: getattr(a, field.name) for field in fields(a)} if same else _defaults(type(b))
@@ -147,7 +147,7 @@ def _changes(base: Recipe, recipe: Recipe) -> Iterator[Change]:
 
 
 def _replaced(node: Any, keys: tuple[str, ...], value: object) -> Any:
-    """Return a config or mapping with the value at a place in it; a key of a mapping goes if the value is absent."""
+    """Return a config or mapping with the value at the path `keys`; `ABSENT` removes a key of a mapping."""
     if not keys:
         return value
     name, rest = keys[0], keys[1:]
@@ -161,14 +161,14 @@ def _defaults(cls: type[Config]) -> dict[str, Any]:
     return {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for field in fields(cls)
-        if field.default is not field.default_factory  # both missing
+        if field.default is not field.default_factory  # equal only if both are missing
     }
 
 
 @contextmanager
 def _reads(found: set[tuple[type, str]]) -> Iterator[None]:
-    """Add class and name of every setting that is read meanwhile; copying, comparing and checking do not count."""
-    not_counted = {configs.__file__, __file__, "<string>"}  # the last: methods that dataclasses write
+    """Add class and name of every setting that the block reads; copying, comparing and checking do not count."""
+    not_counted = {configs.__file__, __file__, "<string>"}  # "<string>": methods that dataclasses generate
 
     def read(self: Config, name: str) -> Any:
         code = sys._getframe(1).f_code
@@ -184,7 +184,7 @@ def _reads(found: set[tuple[type, str]]) -> Iterator[None]:
 
 
 def _with_reads(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator[object]:
-    """Yield what `work` yields, and add the settings that it reads."""
+    """Yield what `work` yields, and add the settings that it reads to `read`."""
     while True:
         with _reads(read):
             one = next(work, ABSENT)
@@ -194,7 +194,7 @@ def _with_reads(work: Iterator[object], read: set[tuple[type, str]]) -> Iterator
 
 
 class _Observed:
-    """A recipe and the behaviour of its copy; others are compared with it up to the first difference.
+    """A recipe and the behaviour of its copy; other recipes are compared with it up to the first difference.
 
     The copy trains only as far as a comparison needs, so `read` is complete once one comparison has gone to the end.
     """
@@ -210,7 +210,7 @@ class _Observed:
         self.training = _with_reads(_training_facts(self.copy, self.compared), self.read)
 
     def differs(self, other: Recipe) -> bool:
-        """Return true if anything differs, or if copies are too small to tell, or if the other is not possible."""
+        """Return true if anything differs, if copies are too small to tell, or if `other` is not a valid recipe."""
         try:
             copy, recipe = small_copy(other), self.recipe
             if _resolved(*copy) == _resolved(*self.copy):
@@ -284,7 +284,7 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _sizes(train: Train, compared: list[TrainProgress]) -> list[tuple[int, int]]:
-    """Return for each step its tokens, and those of its rows as the loader cuts them."""
+    """Return, for each step, the tokens of its batch and of its rows as the loader cuts them."""
     longest = train.longest_row
     shard = np.zeros(128 * (train.micro_tokens(1) + 1), np.uint16)
     shard[0] = BOS
@@ -296,7 +296,7 @@ def _sizes(train: Train, compared: list[TrainProgress]) -> list[tuple[int, int]]
 
 
 def _resolved(gpt: GPT, train: Train) -> object:
-    """Return settings that are equal if every layer's block is, however its exceptions are written."""
+    """Return settings that are equal if every layer's block is equal, however the exceptions are written."""
     return gpt.blocks, replace(gpt, block=Block(), layers={}), train
 
 
@@ -334,7 +334,7 @@ def _spread(last: TrainProgress, count: int) -> list[TrainProgress]:
 
 
 def _schedules(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the numbers in the same place of two configs that differ, at least one of them a schedule."""
+    """Yield pairs of differing numbers at the same path of two configs, at least one of them a schedule."""
     if a == b:
         return
     if isinstance(a, Schedule) or isinstance(b, Schedule):

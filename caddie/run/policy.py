@@ -1,6 +1,6 @@
 """Policies: which bytes count against the cap, and which seconds against which budget.
 
-Rules of contests are policy and rulings change, so they are data here, and a run states its result under each.
+Contest rules change, so they are data here, and a run states its result under each policy.
 `docs/policies.md` says where each rule comes from.
 """
 
@@ -27,9 +27,9 @@ Part = Literal[
     "text",
     "decoders",
 ]
-"""Parts of the file up to `source`, which is there if the file carries it. Code, stripped and compressed, in the file
-or not: `source_needed` is what scoring needs, `source_training` what training needs besides. `text` is the scored text
-as the model codes it: the score in bytes. `decoders` are the installed libraries that reading the file needs."""
+"""Parts up to `source` are in the file, `source` only if the file carries it. Two are code, stripped and compressed, in
+the file or not: `source_needed` is for scoring, `source_training` only for training. `text` is the scored text as the
+model codes it: the score in bytes. `decoders` are the installed libraries that reading the file needs."""
 
 Phase = Literal["prepare", "train_warmup", "calibrate", "train", "pack", "load", "warm_up", "score", "verify"]
 """Phases of a run. `load`, `warm_up` and `score` are those of the artifact in a fresh process, by its own scoring."""
@@ -39,9 +39,9 @@ class Allowance(Config):
     """Phases whose seconds are charged to one budget."""
 
     phases: tuple[Phase, ...]
-    """The phases; one that a run does not have costs nothing."""
+    """Phases that are charged; a phase that a run does not have costs nothing."""
     seconds: Positive | None = None
-    """Seconds that they may take together; none where they are only added up."""
+    """Seconds that the phases may take in sum; none if the sum has no limit."""
 
 
 class Policy(Config):
@@ -54,7 +54,7 @@ class Policy(Config):
     counts: tuple[Part, ...]
     """Parts whose bytes count; all others do not."""
     cap_bytes: Count | None = None
-    """Bytes that the counted parts may have together; none where they are only added up."""
+    """Bytes that the counted parts may have in sum; none if the sum has no limit."""
     training: Allowance
     """Phases charged to training, and their budget."""
     evaluation: Allowance
@@ -145,9 +145,9 @@ class FileCap:
     """The bytes that an artifact may have under the cap and the policy of its recipe."""
 
     cap_bytes: int
-    """Bytes that count, all together."""
+    """Cap on the sum of all counted bytes."""
     policy: str | None = None
-    """Name of the policy that counts; none where the file alone does."""
+    """Name of the policy; none if only the bytes of the file count."""
     code: Mapping[str, int] = field(default_factory=dict)
     """Bytes of code that count and are not in the file, by `Part`."""
     uncounted: Mapping[str, int] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class FileCap:
 def file_cap(pack: Pack, code: Mapping[str, int | None], parts: Mapping[str, int] = MappingProxyType({})) -> FileCap:
     """Return the bytes that a file may have; `parts` holds the bytes of its parts (the weights' are not used).
 
-    `code` holds the bytes of code that are not in the file, by `Part`. Raises `UserError` if it takes the whole cap.
+    `code` holds the bytes of code that are not in the file, by `Part`. Raises `UserError` if they take the whole cap.
     """
     if pack.policy is None:
         return FileCap(pack.cap_bytes)
@@ -219,7 +219,7 @@ def _sizes(result: Mapping[str, Any]) -> dict[str, int | None]:
         "source": 0,
         **result["ledger"]["parts"],
         **code_bytes(source),
-        "text": math.ceil(bits * scored / 8) if restored else None,  # a lossy tokenizer's cannot be
+        "text": math.ceil(bits * scored / 8) if restored else None,  # a lossy tokenizer cannot restore it
         "decoders": _sum(source.get("decoders") or {"": None}),
     }
 

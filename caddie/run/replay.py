@@ -23,7 +23,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
 
 SAME_SCORE = 1e-6
-"""Bits per byte up to which two scores of one file are the same: the clock chooses the threads that score it."""
+"""Difference in bits per byte up to which two scores of a file are the same: timing chooses the thread count."""
 
 _CAUSES = {
     "recipe": ("sha256", "recipe"),
@@ -48,7 +48,7 @@ class FinishedRun:
     result: Mapping[str, Any]
 
     def count(self, *path: str) -> int:
-        """Return the count that stands at `path` in the result; `UserError` if it is none."""
+        """Return the count at `path` in the result; `UserError` if the value there is no count."""
         return int(coerce(pick(self.result, *path), Count, f"{self.folder / RESULT}: {'.'.join(path)}"))
 
 
@@ -62,12 +62,12 @@ def read_run_to_replay(folder: Path, parts: Sequence[Path] = ()) -> FinishedRun:
     found = FinishedRun(folder, start, read_scored_result(folder / RESULT))
     for path in _COUNTS:
         found.count(*path)
-    _weights_sha256(folder / WEIGHTS)  # what cannot be compared is told before hours of training
+    _weights_sha256(folder / WEIGHTS)  # a damaged file is an error before hours of training, not after
     return found
 
 
 def replay_folder(folder: Path, out: Path | None) -> Path:
-    """Return the folder of a replay: `out`, or RUN-replay beside the run. Inside the run is a `UserError`."""
+    """Return the folder of a replay: `out`, or RUN-replay beside the run; `UserError` if it is inside the run."""
     place = folder.resolve()
     chosen = out or place.with_name(f"{place.name}-replay")
     if chosen.resolve().is_relative_to(place):
@@ -83,9 +83,9 @@ def replay(
     progress: Progress = SILENT,
     command: str = "",
 ) -> dict[str, Any] | None:
-    """Do a run again in the folder `out`, and return how far they are alike, or None on all but rank 0.
+    """Repeat a run in the folder `out`, and return the comparison of the two, or None on all but rank 0.
 
-    The text is where the run found it, or at `data`. `UserError` unless it is the same by its hashes.
+    The text is read where the run found it, or from `data`. Raises `UserError` if its hashes are not those of the run.
     """
     recipe, seed, found = first.start.recipe, first.start.seed, first.start.corpus
     if data is None and not is_corpus(found):
@@ -97,10 +97,9 @@ def replay(
 
 
 def compare(first: FinishedRun, second: FinishedRun) -> dict[str, Any]:
-    """Return how far two runs of one recipe and seed are alike, and whether they had to be.
+    """Return how far two runs of one recipe and seed are identical, and whether they had to be.
 
-    A run with a budget of steps on a CPU repeats to the bit where all of `_CAUSES` are the same. Nothing else promises
-    to.
+    A run on a CPU with a budget in steps repeats to the bit if all of `_CAUSES` are the same. No other run promises to.
     """
     sides = {"run": first, "replay": second}
     weights = {side: _weights_sha256(one.folder / WEIGHTS) for side, one in sides.items()}
@@ -149,7 +148,7 @@ def compare(first: FinishedRun, second: FinishedRun) -> dict[str, Any]:
 
 
 def _weights_sha256(path: Path) -> str | None:
-    """Return a hash of the weights in a file, without the notes in it, whose order is chance; None without a file."""
+    """Return a hash of the weights in a file, without its metadata, whose order is random; None without a file."""
     if not path.is_file():
         return None
     digest = hashlib.sha256()
@@ -165,7 +164,7 @@ def _weights_sha256(path: Path) -> str | None:
 
 
 def _compare_losses(first: Path, second: Path) -> dict[str, Any]:
-    """Compare the losses of the steps that both logs have; a log keeps the first ten and those at most every second."""
+    """Compare losses at the steps in both logs; a log keeps the first ten steps, then at most one a second."""
     curves = [
         {
             event["step"]: loss

@@ -40,7 +40,7 @@ FOR_ANY_TEXT = ("tiny", "small")
 CORPORA = Path("data")
 """Folder of prepared texts, below the working directory."""
 AUDIT_BYTES = 1 << 22
-"""Bytes of held-out documents that the round-trip audit reads, some seconds' worth."""
+"""Bytes of held-out documents that the round-trip audit reads, which takes some seconds."""
 
 
 def open_corpus(
@@ -53,9 +53,9 @@ def open_corpus(
 ) -> Corpus:
     """Return the corpus of a text under the recipe's tokenizer, prepared once and found again afterwards.
 
-    Of several processes the first prepares it and the others wait; on machines that do not share its disk, the first of
-    each does. `column` holds the text in Parquet and JSON lines. Raises `UserError` for a text that cannot be read or
-    does not fit the recipe.
+    Of several processes the first prepares it and the others wait; without a shared disk, the first of each machine
+    does. `column` names the column of the text in Parquet and JSON lines. Raises `UserError` for a text that cannot be
+    read or does not fit the recipe.
     """
     with ranks.turn():
         check_source(source)
@@ -86,9 +86,9 @@ def open_corpus(
 
 
 def check_source(source: str | Path | None) -> None:
-    """Raise `UserError` for a text that is not there, or for a corpus that lost its manifest.
+    """Raise `UserError` for a text that does not exist, or for a corpus that lost its manifest.
 
-    Such a corpus would pass for a folder of text, held-out documents and all.
+    Such a corpus would be read as a folder of text, held-out documents included.
     """
     check_kind(source, (str, Path, type(None)), "the text", "name a file, a folder or a corpus, or leave it out")
     if source == "":
@@ -113,9 +113,9 @@ def _corpus_folder(source: str | Path | None, settings: list[object], column: st
 def open_for_scoring(
     artifact: Artifact, source: str | Path | None, progress: Progress = SILENT, ranks: Ranks = Ranks()
 ) -> Corpus:
-    """Return the corpus to score an artifact on, which is proven to hold none of its training documents.
+    """Return the corpus to score an artifact on; no held-out document of it is a training document of the artifact.
 
-    A text is split again as for training, and refused unless that gives the same training documents. Of several
+    A text is split again as for training; `UserError` unless that gives the same training documents. Of several
     processes the first prepares it and the others wait.
     """
     check_kind(artifact, Artifact, "the artifact", AS_ARTIFACT)
@@ -197,7 +197,7 @@ def describe(corpus: Corpus) -> str:
 
 
 def audit_corpus(corpus: Corpus) -> list[Rule]:
-    """Audit a tokenizer's round trip, on the first `AUDIT_BYTES` of held-out text where that is known."""
+    """Audit a tokenizer's round trip, on the first `AUDIT_BYTES` of held-out text if the corpus has it."""
     tokenizer = corpus.tokenizer()
     if corpus.manifest.byte_source != "documents":
         return audit(tokenizer)
@@ -218,10 +218,10 @@ def make_corpus(
     column: str | None = None,
     settings: Collection[str] = (),
 ) -> Corpus:
-    """Return the corpus that `caddie data` makes: split as the recipe says, or held out whole against another corpus.
+    """Return the corpus that `caddie data` makes: split as the recipe says or, with `against`, for scoring only.
 
-    `tokenizer` names an artifact or a model file to take in place of the recipe's, `column` what holds the text,
-    `settings` those of the recipe that were given.
+    `against` is a corpus: all documents but its training documents are held out. `tokenizer` names an artifact or a
+    tokenizer's file to use in place of the recipe's, `column` the column of the text, `settings` the given settings.
     """
     if out:
         check_corpus_folder(out)
@@ -279,7 +279,7 @@ def contest_variant(recipe: Recipe) -> str | None:
 
 
 def check_text_named(recipe: Recipe, source: str | None) -> None:
-    """Raise `UserError` with the command that fetches its text if a recipe for the contest is to train on no text."""
+    """Raise `UserError`, with the command that fetches the text, if a recipe for the contest is given no text."""
     if source is None and (variant := contest_variant(recipe)):
         fetch = f"caddie data --fineweb {variant} --shards 80"
         raise UserError(

@@ -143,7 +143,7 @@ def describe_scores(
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Add what follows from the rest, write `result.json` and the report, and return the result."""
+    """Add the values that follow from others, write `result.json` and the report, and return the result."""
     result["compression"]["measured_bits_per_byte"] = rounding_loss(result["scores"])
     result["training"]["step_seconds"] = step_seconds(read_steps(folder / LOG))
     result["policies"] = apply_policies(result)
@@ -153,7 +153,7 @@ def write_result(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Corpus) -> dict[str, Any]:
-    """Return what quantization is expected to cost at this size and others; None without a calibration."""
+    """Return the expected loss by quantization, bits per byte, at this size and others; None without a calibration."""
     per_nat = bits_per_nat(corpus)
     curve = [{"bytes": size, "bits_per_byte": loss * per_nat} for size, loss in compressed.curve]
     loss, slope = compressed.candidate.predicted_loss, _decline(compressed.curve, artifact.file_bytes)
@@ -172,13 +172,13 @@ def describe_compression(compressed: Compressed, artifact: Artifact, corpus: Cor
 
 
 def rounding_loss(scores: Mapping[str, Any]) -> float:
-    """Return the bits per byte that quantization cost on the held-out text, scored without overlap."""
+    """Return the bits per byte that quantization added on the held-out text, scored without overlap."""
     before = scores["averaged_plain"] or scores["trained_plain"]
     return float(scores["quantized_plain"]["bits_per_byte"] - before["bits_per_byte"])
 
 
 def _decline(curve: list[tuple[int, float]], file_bytes: int) -> float | None:
-    """Return by how much the logarithm of the predicted loss falls per byte, at a file of this size.
+    """Return the fall of the logarithm of the predicted loss per byte, at a file of this size.
 
     The logarithm falls in proportion to the bytes (one bit more per weight takes three quarters of the loss). So a line
     is drawn through the point of this size and the nearest point whose size differs by more than 1 %.

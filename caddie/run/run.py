@@ -56,16 +56,16 @@ def run(
 ) -> dict[str, Any] | None:
     """Train, pack, score and verify a recipe; return the result, also in `result.json`, or None on all but rank 0.
 
-    Progress is shown on standard error as `caddie run` does, unless another is given, such as `SILENT`. `study` is what
-    a study adds to the result of its run. Such a run, if it is one process, scores its artifact in this process instead
-    of new ones, which gives the same number and costs short runs less.
+    Progress is shown on standard error, as by `caddie run`, unless `progress` is given, such as `SILENT`. `study` is
+    what a study adds to the result of its run. A study's run of one process scores its artifact in this process, not in
+    a new one: the score is the same, and a short run takes less time.
 
     Raises `UserError` before training for every mistake that can be found by then. Finished stages stay in the folder.
     """
     check_kind(recipe, Recipe, "the recipe", AS_RECIPE)
     check_source(source)
     check_recipe(recipe, ranks.world if ranks else 1)
-    seed = coerce(seed, Seed, "seed")  # JSON cannot hold one of NumPy's
+    seed = coerce(seed, Seed, "seed")  # JSON cannot hold an integer of NumPy's
     ranks, folder = ranks or Ranks(device=local_device()), Path(folder or run_folder(recipe, seed))
     with hold_folder(folder, recipe, ranks, progress, alone=study is None) as phases:
         progress = phases.progress
@@ -106,7 +106,7 @@ def run(
 
 
 def check_recipe(recipe: Recipe, world: int = 1) -> None:
-    """Raise the `UserError` that would else come after hours of preparing and training."""
+    """Raise `UserError` for mistakes that would otherwise be found after hours of preparing and training."""
     model = recipe.model.outline()
     assign(recipe.train.optimizers, model, "train.optimizers")
     quantizers = assign(recipe.pack.quantizers, model, "pack.quantizers")
@@ -152,7 +152,7 @@ def train_recipe(
 
 
 def metadata_of(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
-    """Return all that the artifact of a run holds beside its weights."""
+    """Return everything in the artifact of a run except its weights."""
     if recipe.pack.carry_source and (files := files_to_score(recipe)):
         names = " and ".join(file.path.name for file in files)
         raise UserError(f"an artifact carries caddie's own source alone, and not {names}; set pack.carry_source=false")
@@ -185,11 +185,11 @@ def score_artifact(
 ) -> dict[str, Any]:
     """Score an artifact on the held-out `text` of a corpus.
 
-    `bits_per_byte` is that of the last kind: the user's scorer, else adaptive, sliding or plain. `scoring` replaces the
-    artifact's own, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks` score together, and the
-    first writes the bytes and bits of each document to the file `documents`, if given. A scorer of whole windows is
-    audited, for as long as its score took or for `audit_seconds`: `CheckFailed` if it uses tokens before they are
-    scored, and `audited` is False if the audit could decide too little or the scorer read the text.
+    `bits_per_byte` is the score of the last kind: the user's scorer, else adaptive, sliding or plain. `scoring`
+    replaces the artifact's own settings, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks`
+    score together; the first writes the bytes and bits of each document to the file `documents`, if given. A scorer of
+    whole windows is audited, for as long as its score took or for `audit_seconds`: `CheckFailed` if it uses tokens
+    before they are scored; `audited` is False if the audit could decide too little, or if the scorer read the text.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     predictions = len(text.tokens) - 1
@@ -232,7 +232,7 @@ def score_artifact(
 
 
 def _cautions(corpus: Corpus, scoring: Scoring, predictions: int) -> list[str]:
-    """Return what limits the meaning of a score, as is known before it."""
+    """Return the limits of what a score means, as far as they are known before scoring."""
     notes = []
     if corpus.manifest.validation.documents == 1:
         notes.append("The held-out text is a single document: other texts may score quite differently.")
@@ -250,14 +250,14 @@ def score_in_new_process(
     parts: Sequence[Path] = (),
     documents: Path | None = None,
 ) -> dict[str, Any]:
-    """Return what `caddie score ARTIFACT --json` prints in a process that knows nothing of this one's weights.
+    """Return the result of `caddie score ARTIFACT --json` in a new process, which has the file and no other weights.
 
-    Its progress is shown as if it were this one's. `documents` is the file of each document's figures, if wanted.
+    Its progress is shown here. `documents` is the file to write bytes and bits of each document to, if given.
     """
     progress.step({"event": "doing", "text": "starting a new process that reads and scores the file"})
     gpus = max(1, min(world, torch.cuda.device_count()))  # of this machine
-    hidden = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC"]  # that process starts others of its own, if any
-    if SHARES_CORES in os.environ:  # and has all cores for itself
+    hidden = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC"]  # the new process starts its own ranks, if any
+    if SHARES_CORES in os.environ:  # the new process may use all cores
         hidden += [SHARES_CORES, "OMP_NUM_THREADS"]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(tuple(hidden))}
     command = [sys.executable, "-m", "caddie", "score", str(artifact), "--data", str(corpus)]

@@ -47,7 +47,7 @@ def run_folder(recipe: Recipe, seed: int) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that no run can begin or go on in, such as that of somebody's texts."""
+    """Raise `UserError` for a folder in which no run can begin or go on, such as one with other files."""
     try:
         place = next(place for place in (folder, *folder.parents) if place.exists())
         held = _held(folder)
@@ -62,13 +62,13 @@ def check_folder(folder: Path) -> None:
 
 
 def _held(folder: Path) -> set[str]:
-    """Return the names in a folder, without locks and what a killed run was just writing."""
+    """Return the names in a folder, without locks and unfinished files of a killed run."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return {name for name in names if not (is_lock(name) or name.startswith(".caddie-"))}
 
 
 def _state(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return name to size and time of change of what is in a folder, without the reason of an earlier failure."""
+    """Return name to size (bytes) and modification time (ns) of what is in a folder, without `error.json`."""
     found = {}
     for name in _held(folder) - {ERROR}:
         with suppress(FileNotFoundError):
@@ -78,16 +78,16 @@ def _state(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 class Pruned(Exception):
-    """A run of a search is ended before its budget. That is no failure."""
+    """End of a search's run before its budget, which is no failure."""
 
 
 @contextmanager
 def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None]:
-    """Write why the block failed to `error.json` in a run folder; the `first` process removes it when it begins.
+    """Write why the block failed to `error.json` in a run folder; the `first` process removes an old one at the start.
 
     The first reason stays, since failures of other processes may follow from it. Nothing is written for an interrupted
-    run, or by a process that lost another: the lost one gives the reason, or is started again. A user's mistake that is
-    found before anything was written leaves the folder as it was.
+    run, or by a process that only lost another: the lost one gives the reason, or is started again. A user's mistake
+    that is found before anything was written leaves the folder as it was.
     """
     before, earlier = _state(folder), (folder / ERROR).read_bytes() if (folder / ERROR).is_file() else None
     if first:
@@ -98,7 +98,7 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
     except Pruned:
         raise
     except Exception as error:
-        memory = isinstance(error.__context__, (MemoryError, RuntimeError))  # no mistake, though a `UserError`
+        memory = isinstance(error.__context__, (MemoryError, RuntimeError))  # no user's mistake, though a `UserError`
         refused = isinstance(error, UserError) and not memory and _state(folder) == before
         with suppress(OSError, UserError):  # what failed may be the disk
             if refused and first and earlier is not None:
@@ -115,8 +115,8 @@ def hold_folder(
     """Hold a run folder during its run: refuse a foreign or a finished one, lock it, and record why the block failed.
 
     The block runs in `enough_memory`. Yields the clock of the phases, which shows them on standard error of each
-    machine unless `progress` is given. A run of a study is not `alone`: it is neither checked nor locked here, as the
-    study has done both.
+    machine unless `progress` is given. `alone` is false for a run of a study: the study has checked and locked the
+    folder itself.
     """
     with Display() if progress is None and ranks.first_here else nullcontext(progress) as shown:
         phases = Phases(shown if shown is not None and ranks.first_here else SILENT)
@@ -131,7 +131,7 @@ def hold_folder(
 
 
 def write_error(folder: Path, error: Exception | str, phase: str = "", seconds: float | None = None) -> None:
-    """Write the reason why a run has no result: an exception, or a text. `seconds` is the time since it began."""
+    """Write the reason why a run has no result: an exception, or a text. `seconds` is the time since the run began."""
     known = isinstance(error, (str, UserError, CheckFailed, Pruned))
     what = str(error) if known else f"{type(error).__name__}: {error}"
     found = {"state": "pruned" if isinstance(error, Pruned) else "failed", "error": one_line(what), "phase": phase}
@@ -142,8 +142,8 @@ def write_error(folder: Path, error: Exception | str, phase: str = "", seconds: 
 def read_run(folder: Path, parts: Sequence[Path] = ()) -> tuple[Recipe, int, Corpus]:
     """Return recipe, seed and corpus of a run folder; `UserError` if it is none.
 
-    `parts` are the users' files that its recipe needs, which are run. The copies in the folder are not, unless they are
-    named: the folder may be a stranger's.
+    `parts` are the users' files that its recipe needs; they are executed. The copies in the folder are executed only if
+    `parts` names them: the folder may be a stranger's.
     """
     if folder.is_file():
         of_run = f", as {folder.parent}" if (folder.parent / RECIPE).exists() else ""
@@ -179,7 +179,7 @@ def finished_result(folder: Path, recipe: Recipe, seed: int, corpus: Corpus) -> 
 
 
 def check_text(folder: Path, result: Mapping[str, Any], corpus: Corpus) -> None:
-    """Raise `UserError` unless a corpus is that of the run in a folder, by the hashes in its result."""
+    """Raise `UserError` unless a corpus has the hashes that are in the result of the run in `folder`."""
     hashes = {
         "training documents": ("train_documents", corpus.manifest.train.document_set_sha256),
         "held-out documents": ("validation_documents", corpus.manifest.validation.document_set_sha256),
@@ -194,10 +194,10 @@ def check_text(folder: Path, result: Mapping[str, Any], corpus: Corpus) -> None:
 
 
 def cap_of(artifact: Artifact) -> int | None:
-    """Return the bytes that a file may have: by the result beside it, or by its name and the recipe; else None.
+    """Return the bytes that an artifact may have, from the result beside it, or from its name and recipe; else None.
 
-    No user's file is run: those that only training needs are counted by the copies in the folder. `UserError` if one of
-    these is another file.
+    No user's file is executed: files that only training needs are counted from the copies in the folder. Raises
+    `UserError` if a copy is another file.
     """
     folder, name = artifact.path.parent, artifact.path.name
     named = re.fullmatch(r"artifact-(\d{1,12})(?:-[0-9a-f]+)?\.caddie", name)
@@ -206,7 +206,7 @@ def cap_of(artifact: Artifact) -> int | None:
     if not named and isinstance(kept := pick(read_json(folder / RESULT), "cap_bytes"), int):
         return kept
     about, cap = read_json(folder / RECIPE), int(named[1]) if named else None
-    if not isinstance(pick(about, "recipe", "pack"), Mapping):  # it stands alone, and its name may say anything
+    if not isinstance(pick(about, "recipe", "pack"), Mapping):  # the file stands alone, and its name proves nothing
         return None if cap is None else min(cap, Pack().cap_bytes)
     sources = {}
     for one in read_stated(pick(about, PARTS) or []):
@@ -250,7 +250,7 @@ def begin_run(
     """Make the folder and write `recipe.json`, with copies of the users' files that the recipe needs.
 
     Raises `UserError` for a checkpoint of another run there, for users' files that have changed since it was written,
-    and for such a file that does not run where the artifact is scored and verified.
+    and for a user's file that does not run in the sandbox, which verification needs.
     """
     identity = checkpoint_identity(recipe.model, recipe.train, data, seed)
     files = user_files(recipe)
@@ -297,7 +297,7 @@ def _check_agreement(folder: Path, facts: object, ranks: Ranks) -> None:
 
 
 def _check_alone(folder: Path, files: Sequence[UserFile]) -> None:
-    """Raise `UserError` for a user's file that does not run in a sandbox, where it will have to for verification."""
+    """Raise `UserError` for a user's file that does not run in a sandbox, as verification requires."""
     paths = [(folder / PARTS / file.path.name).absolute() for file in files]
     command = ["-c", _RUN_FILES, *map(str, paths)]
     ended = run_in_sandbox(command, readable=paths, memory_bytes=_CHECK_BYTES, seconds=_CHECK_SECONDS)
@@ -308,6 +308,6 @@ def _check_alone(folder: Path, files: Sequence[UserFile]) -> None:
 
 
 def load_packed(folder: Path) -> Artifact:
-    """Return the artifact of a run whose classes this process has; its parts are the copies that the folder keeps."""
+    """Return the artifact of a run whose classes this process has loaded; its parts are the copies in the folder."""
     artifact = load(folder / ARTIFACT)
     return replace(artifact, parts=tuple(replace(f, path=folder / PARTS / f.path.name) for f in artifact.parts))

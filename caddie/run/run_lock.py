@@ -2,8 +2,8 @@
 
 The lock file names its holder and is locked by `flock`, so it is free again whenever the process ends. Each holder
 writes into a hidden folder of its own and renames the finished file into place. A process that takes the run folder
-over first deletes that folder. A process that hung and resumes can therefore neither write nor rename anything. No
-check precedes a write, so there is no race.
+over first deletes this hidden folder. A process that hung and resumes can therefore neither write nor rename anything.
+No check precedes a write, so there is no race.
 """
 
 import json
@@ -33,7 +33,7 @@ class Holder:
     host: str
     pid: int
     name: str
-    """Name by `process_name`, which no other process has: numbers are used again."""
+    """Name by `process_name`, which no other process has: PIDs are used again."""
     since: str
     """Time at which it took the lock."""
 
@@ -65,7 +65,7 @@ def holder(folder: Path) -> Holder | None:
     """Return the last process that took the lock of a run folder and has not given it back; None for none."""
     try:
         return read_holder(json.loads(read_file(folder / LOCK)[:4096]))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # a `UserError` for no file too
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # `UserError`, a `ValueError`, for no file
         return None
 
 
@@ -78,8 +78,8 @@ def is_lock(name: str) -> bool:
 def locked(folder: Path, patience_seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock of a run folder, which is made if it is missing, and remove what killed processes left there.
 
-    A holder that does not end within `patience_seconds` was given up by whoever started this process, and the lock is
-    taken from it. Without patience, a held lock is a `UserError` that names the holder.
+    With `patience_seconds`, wait that long for another holder to end, then take the lock from it: the caller has given
+    it up. Without, a held lock is a `UserError` that names the holder.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
@@ -123,7 +123,7 @@ def _acquire(folder: Path, patience_seconds: float) -> int:
             if time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
             elif patience_seconds:
-                path.unlink(missing_ok=True)  # the holder keeps a lock on a file that nobody asks for any more
+                path.unlink(missing_ok=True)  # the holder keeps a lock on a file that has no path any more
             else:
                 who = holder(folder)
                 by = f"process {who.pid} on {who.host} since {who.since}" if who else "another process"

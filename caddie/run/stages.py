@@ -38,7 +38,7 @@ def training_data(corpus: Corpus) -> TrainingData:
 
 
 def bits_per_nat(corpus: Corpus) -> float:
-    """Return the bits per byte of training text that one nat per token is."""
+    """Return the bits per byte of training text that equal one nat per token."""
     split = corpus.manifest.train
     if not split.source_bytes:
         raise UserError(f"{corpus.folder}: the manifest states no bytes of training text; prepare the data again")
@@ -48,7 +48,7 @@ def bits_per_nat(corpus: Corpus) -> float:
 def held_out_text(corpus: Corpus) -> Text:
     """Return the held-out text of a corpus for scoring; its bytes and documents are counted once a process.
 
-    Raises `UserError` if its tokens cannot spell it.
+    Raises `UserError` if the tokens cannot spell the text.
     """
     corpus.check_counts()
     corpus.check_spelled()
@@ -63,7 +63,7 @@ def held_out_text(corpus: Corpus) -> Text:
 
 
 def metadata_without_source(recipe: Recipe, seed: int, corpus: Corpus) -> Metadata:
-    """Return all that the artifact of a run holds beside its weights, but for the source that it may carry."""
+    """Return everything in the artifact of a run except its weights and the source that it may carry."""
     tokenizer = corpus.tokenizer()
     manifest = Manifest(
         caddie=version("caddie"),
@@ -103,6 +103,6 @@ def score_trained(
         model.load_state_dict(dict(state))
         found[name] = score(model, text, recipe.score.plain, progress, ranks=ranks).to_json()
     if ranks.device.type == "cuda":
-        gc.collect()  # the trainer is a cycle: it holds its forward, a method of its own
+        gc.collect()  # the trainer is a reference cycle: it holds its forward, a bound method
         torch.cuda.empty_cache()  # the processes that score the artifact want the memory
     return found

@@ -3,11 +3,11 @@
 import time
 
 BUSY_SHARE = 0.75
-"""Share of its threads' time below which a process is not alone; runs that were had 0.91 to 0.998 (`studies/`)."""
+"""Share of its threads' time below which a process is not alone; runs alone had 0.91 to 0.998 (`studies/`)."""
 
 
 class CpuShare:
-    """Clock of the share of the time of `threads` threads that this process gets from here on."""
+    """Measure which share of the time of its `threads` threads this process gets from here on."""
 
     def __init__(self, threads: int) -> None:
         self.threads, self._wall, self._busy = threads, time.perf_counter(), time.process_time()
@@ -19,5 +19,5 @@ class CpuShare:
 
     @property
     def share(self) -> float:
-        """The share, 1 where nothing else ran."""
+        """Share from 0 to 1; 1 if nothing else ran."""
         return min(1.0, (time.process_time() - self._busy) / (self.seconds * self.threads))

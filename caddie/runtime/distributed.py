@@ -1,7 +1,7 @@
 """Data-parallel processes: launch, ranks, and the collectives that training needs.
 
-Here alone the program reads environment variables: torchrun's, the one that hides GPUs, and one that says who set
-`OMP_NUM_THREADS`.
+Reads environment variables: torchrun's, `CADDIE_LAUNCHED` and `CUDA_VISIBLE_DEVICES`. No other module lets one decide
+anything, except `SHARES_CORES` in `run/run.py`.
 """
 
 import ctypes
@@ -34,11 +34,11 @@ _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _GRACE_SECONDS = 5.0
 """Time for the other processes to report an error of their own after one has failed."""
 SAME_MISTAKE_SECONDS = 2.0
-"""Time for which the others leave it to the first process to report a mistake."""
+"""Time that the other processes wait for the first process to report a mistake that all have met."""
 _BEAT_SECONDS, _SILENT_BEATS = 2.0, 15
-"""Time between two heartbeats, and how many of another process may be missing."""
+"""Time between two heartbeats, and how many may be missing before a process counts as frozen or gone."""
 _NCCL_LOST = ("ncclRemoteError", "communicator was aborted", "c10d key-value store")
-"""Parts of NCCL's messages where another process has ended."""
+"""Parts of NCCL's messages after another process has ended."""
 
 
 class _Sum:
@@ -106,8 +106,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Exchange all sums begun in the block as one per dtype, at its end: small exchanges take longer to start than
-        to do."""
+        """Exchange all sums begun in the block at its end, as one per dtype: small ones are mostly start-up."""
         one = _Sum()
         self._together.append(one)
         try:
@@ -122,8 +121,10 @@ class Ranks:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def begin_reduce_scatter(self, stack: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum `stack` (a multiple of `world`, ...) over all processes. The result waits and returns the share
-        of this one; it may be called again. With gloo it costs as much as an all-reduce, with NCCL half.
+        """Begin to sum `stack` (a multiple of `world`, ...) over all processes.
+
+        Returns a function, which may be called again: it waits and returns this process's share. With gloo this costs
+        as much as an all-reduce, with NCCL half.
         """
         if self.world == 1:
             return lambda: stack
@@ -131,8 +132,9 @@ class Ranks:
         return _begin("reduce_scatter_single", "reduce_scatter_tensor", mine, stack)
 
     def begin_all_gather(self, mine: Tensor) -> Callable[[], Tensor]:
-        """Begin to gather the shares of all processes. The result waits and returns them stacked in rank order; it may
-        be called again. Shares have one shape in all processes.
+        """Begin to gather the shares of all processes, which have one shape.
+
+        Returns a function, which may be called again: it waits and returns the shares stacked in rank order.
         """
         if self.world == 1:
             return lambda: mine
@@ -164,10 +166,10 @@ class Ranks:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn before the block, and after it until the first process of each machine had its own.
+        """Run the block in turns: the first process, then the first of each other machine, then all others.
 
-        First the first process has one, then the first of each other machine, then all others. So what the block makes
-        on disk is made once where machines share it, else once on each machine.
+        So what the block writes to disk is written once if machines share the disk, else once on each machine. After
+        its block, a process waits until the first of each machine has had its turn.
         """
         before = 0 if self.first else 1 if self.first_here else 2
         for _ in range(before):
@@ -182,7 +184,7 @@ class Ranks:
 
 
 def _begin(name: str, older: str, output: Tensor, given: Tensor) -> Callable[[], Tensor]:
-    """Begin a collective by its name, or by that before torch 2.13. The result waits for it and returns `output`."""
+    """Begin a collective by its name, or its name before torch 2.13. The result waits for it and returns `output`."""
     work = (getattr(dist, name, None) or getattr(dist, older))(output, given, async_op=True)
 
     def wait() -> Tensor:
@@ -218,8 +220,8 @@ def allowed_cores() -> set[int]:
 def local_device() -> torch.device:
     """Return the GPU of this process if there is one, else the CPU.
 
-    Apple's GPU is for one process, and is taken only if it does what a step needs. Nothing was measured there. An empty
-    `CUDA_VISIBLE_DEVICES`, or -1, hides it as it hides NVIDIA's.
+    Apple's GPU is for one process, and is taken only if the operations of a step run on it. Nothing was measured there.
+    An empty `CUDA_VISIBLE_DEVICES`, or -1, hides it as it hides NVIDIA's.
     """
     if not torch.cuda.is_available():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -276,7 +278,7 @@ def join() -> Iterator[Ranks]:
 
 
 def _watch(rank: int, world: int, over: threading.Event) -> None:
-    """Show the other processes that this one lives, and end it if one of them is silent, until all is `over`.
+    """Send heartbeats to the other processes, and end this one if another is silent, until `over` is set.
 
     A process that is frozen, or whose machine is gone, closes no connection, so others would wait for it for ever.
     Missing heartbeats are counted only while this process runs, so a pause of the whole machine ends nobody.
@@ -291,7 +293,7 @@ def _watch(rank: int, world: int, over: threading.Event) -> None:
                 store.add(f"caddie/alive/{rank}", 1)
                 heartbeats.update({other: store.add(f"caddie/alive/{other}", 0) for other in heartbeats})
 
-    threading.Thread(target=exchange, daemon=True).start()  # it is stuck where the first process is frozen
+    threading.Thread(target=exchange, daemon=True).start()  # it hangs if the first process is frozen
     before, missing = heartbeats.copy(), dict.fromkeys(heartbeats, 0)
     while max(missing.values()) < _SILENT_BEATS:
         if over.wait(_BEAT_SECONDS):
@@ -310,7 +312,7 @@ def _watch(rank: int, world: int, over: threading.Event) -> None:
 
 def lost_another(error: Exception) -> bool:
     """True if an exchange failed because another process has ended, which reports the reason itself."""
-    if isinstance(error, dist.DistBackendError):  # of any failure of NCCL, as of a driver that is too old
+    if isinstance(error, dist.DistBackendError):  # any NCCL failure, also an old driver
         return any(text in str(error) for text in _NCCL_LOST)
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)  # gloo has no class for it, only its file name
 
@@ -323,8 +325,9 @@ def reported_elsewhere() -> bool:
 def launch(world: int, arguments: Sequence[str]) -> int:
     """Run `python -m caddie ARGUMENTS` as `world` processes of this machine. Return the first failure's exit status.
 
-    Only the first process keeps its standard output. If one fails, the others are killed; if a signal ended it, that
-    is said. On Linux they get SIGTERM if this process is killed. Raises `UserError` for more processes than GPUs.
+    Only the first process keeps its standard output. If one fails, the others are killed; if a signal ended it, the
+    signal is printed. On Linux they get SIGTERM if this process is killed. Raises `UserError` for more processes than
+    GPUs.
     """
     if torch.cuda.is_available() and world > torch.cuda.device_count():
         raise UserError(f"--gpus {world} was asked for, and this machine has {torch.cuda.device_count()}")
@@ -374,8 +377,8 @@ def launch(world: int, arguments: Sequence[str]) -> int:
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int]:
     """Wait for all processes, or kill the others if one fails. Return rank and status of the cause, or zeros.
 
-    A signal (negative status) is taken for the cause first, and last what a process ends with that only lost another:
-    status 1, or SIGABRT, by which NCCL ends one.
+    A signal (negative status) counts as the cause first. A process that only lost another counts last: it ends with
+    status 1, or with SIGABRT, by which NCCL ends it.
     """
 
     def failed() -> list[tuple[int, int]]:
@@ -384,7 +387,7 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, i
     deadline = math.inf
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         if failed():
-            grace = 0.0 if processes[0].poll() == 2 else _GRACE_SECONDS  # a mistake of the user's, which it has told
+            grace = 0.0 if processes[0].poll() == 2 else _GRACE_SECONDS  # a user's mistake, which it has reported
             deadline = min(deadline, time.monotonic() + grace)
         time.sleep(0.05)
     found = failed()

@@ -23,7 +23,7 @@ SIGKILL = 9
 """Number of a signal for which Windows has no name."""
 
 _SAVING = threading.Event()
-"""Set while a signal is left to a block that has something to save."""
+"""Set while a block that saves its work handles signals itself."""
 
 
 @contextmanager
@@ -40,8 +40,8 @@ def ends_on_interrupt(command: Callable[P, R], message: str = "") -> Callable[P,
     """Wrap a command so that Ctrl-C and SIGTERM end its process within a second; it then says `message`.
 
     Python handles a signal between two of its own instructions, so not while PyTorch or a compressor computes. A thread
-    that hears of the signal at once waits `PATIENCE_SECONDS` for the command to end, then removes this process's
-    unfinished files and ends it, unless the command is in `saves_on_interrupt`. For the main thread.
+    hears of the signal at once and waits `PATIENCE_SECONDS` for the command to end. Then it removes this process's
+    unfinished files and ends the process, unless the command is in `saves_on_interrupt`. Works in the main thread only.
     """
 
     @wraps(command)
@@ -65,13 +65,13 @@ def ends_on_interrupt(command: Callable[P, R], message: str = "") -> Callable[P,
 
 
 def _watch(heard: socket.socket, ended: threading.Event, message: str) -> None:
-    """Wait for the number of a signal; after one that stops, end the process unless the command ends first."""
+    """Wait for signal numbers; after one in `MESSAGES`, end the process unless the command ends first."""
     with heard:
         while number := heard.recv(1):
             if number[0] not in MESSAGES or _SAVING.is_set() or ended.wait(PATIENCE_SECONDS):
                 continue
             remove_unfinished()
-            several = sys.modules.get("caddie.runtime.distributed")  # imported here it would take PyTorch's seconds
+            several = sys.modules.get("caddie.runtime.distributed")  # an import here would load PyTorch, for seconds
             if sys.stderr is not None and (several is None or several.is_first()):
                 show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a live display hides
                 said = message or MESSAGES[signal.Signals(number[0])]

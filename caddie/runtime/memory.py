@@ -28,7 +28,7 @@ def keep_freed_memory() -> bool:
 
     Otherwise the memory of a large tensor goes back to the system and returns page by page, each zeroed. A training
     step on a CPU met 7,000 to 9,000 such pages, an eighth to a fifth of its time (`docs/log.md`). New threads
-    then share one heap, because glibc keeps 64 MiB at most of each heap of their own.
+    then share one heap, because glibc keeps at most 64 MiB of a thread's own heap.
     """
     try:  # found in the running interpreter: the audit hook of `verify` reports libraries that are loaded
         mallopt = ctypes.pythonapi.mallopt
@@ -99,9 +99,9 @@ def system_text(path: Path) -> str | None:
 def group_limits(
     proc: Path, groups: Path, controller: str, *layouts: tuple[str, ...]
 ) -> Iterator[tuple[int, int, Path]]:
-    """Yield pairs of numbers, and their folder, from the control group of this process and all around it.
+    """Yield two numbers and their folder for the control group of this process and each group that contains it.
 
-    A layout names the files that hold such a pair, in version 2 and in version 1. Groups without a limit yield nothing.
+    A layout names the files that hold the two, in version 2 or in version 1. Groups without a limit yield nothing.
     """
     for line in (system_text(proc / "self" / "cgroup") or "").splitlines():
         version, _, rest = line.partition(":")

@@ -1,4 +1,4 @@
-"""One way for long work to report: phases, events within a phase, and lines that stay."""
+"""Progress of long work: phases, events within a phase, and lines that stay."""
 
 import json
 import time
@@ -83,7 +83,7 @@ class Phases:
         """The phase that began last."""
 
     def begin(self, name: str) -> None:
-        """Report the phase `name`; somebody else counts its seconds."""
+        """Report the phase `name` without timing it."""
         self.current = name
         self.progress.phase(name)
 

@@ -21,8 +21,8 @@ COMPILE_SECONDS = 30.0
 class Forward:
     """Logits of a model over windows of ids, as `Model` gives them; documents begin with `bos`.
 
-    The length of the text is unknown here, so on a GPU a shape is compiled once it has taken as much time as compiling
-    takes, which at worst doubles the time. A compiler that fails causes a warning and is not used again. Not measured
+    The length of the text is unknown here, so on a GPU a shape is compiled once it has run as long as compiling takes,
+    which at worst doubles the time. A compiler that fails causes a warning and is not used again. Not measured
     on a GPU; on a CPU compiled scoring was 0 to 20 % faster, less than compiling takes (`docs/log.md`).
     """
 
@@ -41,8 +41,8 @@ class Forward:
     ) -> Tensor:
         """Return logits (rows, last or n, vocabulary) of ids, int64 (rows, n).
 
-        With a cache the ids continue those of the previous call, and nothing is compiled. `begun` bounds the documents
-        that begin in the windows; if it is None they are counted, for which a GPU is waited for.
+        With a cache the ids continue those of the previous call, and nothing is compiled. `begun` is at least the
+        number of documents that begin in the windows; None counts them, which waits for the GPU.
         """
         (rows, length), starts = ids.shape, ids == self._bos
         counted: dict[str, int] = {}
@@ -57,14 +57,14 @@ class Forward:
         if not self._compiling or cache is not None:
             return eager(ids, starts)
         shape, now = (rows, length, last, torch.is_grad_enabled(), *counted.values()), time.perf_counter()
-        if self._before is not None:  # the caller has used the time since then on the shape before
+        if self._before is not None:  # the time since then was spent on the previous shape
             self._spent[self._before[0]] += now - self._before[1]
         self._before = shape, now
         if self._spent[shape] < COMPILE_SECONDS:
             return eager(ids, starts)
         if shape not in self._compiled:
             self._compiled[shape] = compiled_here(eager)
-            # PyTorch takes the functions of all shapes for one, which may have eight graphs.
+            # PyTorch treats the functions of all shapes as one, whose limit is eight graphs.
             allow_graphs(8 * len(self._compiled))
         try:
             return self._compiled[shape](ids, starts)

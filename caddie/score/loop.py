@@ -45,13 +45,13 @@ def run(
 ) -> None:
     """Score every prediction of the layout once; call `on_window` with each window and its losses in nats, float64.
 
-    Batches have at most `rows` windows, and no row's inputs hold a target of another row. Each window of a scorer that
-    may remember its inputs is scored before the next of its stretch is shown to it. `workers` threads, which divide
-    PyTorch's threads among them, run the batches of a stateless scorer. If the scorer can share its work, its batches
-    are divided among `ranks`, and every rank gets all losses; else every rank scores everything. `on_logits` gets the
-    windows and logits of each batch that this process runs, in its worker's thread. Raises `CheckFailed` for a plan
-    that leaves predictions out, repeats some, goes back or shows targets too soon, and for logits that are not a plain
-    tensor of `vocabulary` floats for each target.
+    Batches have at most `rows` windows, and no row's inputs hold a target of another row. If a scorer may remember
+    its inputs, each window is scored before the scorer sees the next one of its stretch. `workers` threads, which
+    divide PyTorch's threads among them, run the batches of a stateless scorer. If the scorer can share its work, its
+    batches are divided among `ranks`, and every rank gets all losses; else every rank scores everything. `on_logits`
+    gets the windows and logits of each batch that this process runs, in its worker's thread. Raises `CheckFailed` for a
+    plan that leaves predictions out, repeats some, goes back or shows targets too soon, and for logits that are not a
+    plain tensor of `vocabulary` floats for each target.
     """
     stream, together = Stream(tokens, layout), as_int(scorer.together)
     stateless = bool(scorer.stateless)
@@ -72,7 +72,7 @@ def run(
 
         def losses_of_all(batches: Iterable[ScoringBatch]) -> Iterator[Losses]:
             launched: Iterable[Tensor] = each(losses_of, batches)
-            if torch.device(device) != torch.device("cpu"):  # a GPU gets all before it is waited for
+            if torch.device(device) != torch.device("cpu"):  # launch all batches on a GPU before waiting for any
                 launched = list(launched)
             return (losses.cpu().double().numpy() for losses in launched)
 
@@ -98,8 +98,8 @@ def run(
 def plain_logits(answer: object, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return a scorer's logits without a graph; `CheckFailed` unless they are dense floats of this shape and device.
 
-    A subclass could compute any loss it likes, and so could a method that was set on the tensor itself: the result is
-    a new tensor, made by the class's own method.
+    A subclass, or a method set on the tensor itself, could make up any loss. So the result is a new tensor, made by the
+    class's own method.
     """
     if type(answer) is not Tensor:
         raise CheckFailed(f"the scorer returned a {type(answer).__name__} instead of a plain torch.Tensor")
@@ -135,9 +135,9 @@ def _queued(
 def _fixed(step: Step, stream: Stream, may_overlap: bool) -> Step:
     """Copy a scorer's step into plain ints, which can neither change afterwards nor override comparisons.
 
-    Two windows of a stretch always overlap: if one begins where the other ends, it reads its last target. Unless they
-    `may_overlap`, because the scorer keeps nothing of its inputs, a step may have one of each stretch: a scorer that
-    remembers would know the targets of the first from the inputs of the second, in whatever order they are scored.
+    Successive windows of a stretch always overlap: even one that begins where the other ends reads its last target. So
+    a step may have only one window of each stretch, unless they `may_overlap` because the scorer keeps nothing of its
+    inputs. A scorer that remembers would know targets of one window from the inputs of the other, in either order.
     """
     try:
         windows = tuple(Window(*map(as_int, (window.start, window.first, window.end))) for window in step.windows)
@@ -162,7 +162,7 @@ def _shared(
     mine: Sequence[bool],
     ranks: Ranks,
 ) -> Iterator[Losses]:
-    """Yield the losses of all batches, of which each process computes its own; the same to the bit in all processes."""
+    """Yield the losses of all batches, bit-identical in all processes; each process computes only its own batches."""
     sizes = [sum(window.end - window.first for window in batch.windows) for batch in batches]
     total = torch.zeros(sum(sizes), dtype=torch.float64)  # adding zeros changes nothing
     parts = total.split_with_sizes(sizes)
@@ -176,7 +176,7 @@ def _shared(
 
 @contextmanager
 def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
-    """Yield `map`, or the same by several threads, each with its share of PyTorch's threads."""
+    """Yield `map`, or a `map` over worker threads, each with its share of PyTorch's threads."""
     if workers == 1:
         yield map
         return
@@ -190,7 +190,7 @@ def _mapping(workers: int) -> Iterator[Callable[..., Any]]:
 
 
 def same_shape_batches(step: Step, stream: Stream, rows: int, together: int = 0) -> Iterator[ScoringBatch]:
-    """Yield the windows of a step in batches of one shape, of slots that are `together`, of at most `rows` windows.
+    """Yield a step's windows in batches of one shape, of at most `rows` windows, from one group of `together` slots.
 
     Windows of one stretch share a batch only if each begins after the last target of the one before.
     """
@@ -200,7 +200,7 @@ def same_shape_batches(step: Step, stream: Stream, rows: int, together: int = 0)
         part, stretch = slot // together if together else 0, stream.stretch(window.start)
         shape = window.first - window.start, window.end - window.start, part
         queue = growing.setdefault(shape, deque())
-        # The batch that was longest without a new row: if it overlaps the window, those behind it do as well.
+        # The batch that has waited longest for a row: if it overlaps the window, those behind it do as well.
         if queue and window.start > queue[0][1].get(stretch, -1):
             members, ends = queue.popleft()
         else:

@@ -23,23 +23,23 @@ _FACTORS = np.array([
     3014687, 3145757, 3276833, 3407903, 3538973,
 ], np.uint64)
 # fmt: on
-"""Factor of the id at each place of a context, as in openai/parameter-golf #1514, so that equal keys mean the same."""
+"""Factor of the id at each place of a context, as in openai/parameter-golf #1514, so that keys equal those there."""
 _PAIR_FACTOR = np.uint64(1000003)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth): near keys land far apart
 
 
 class NGramTilt(Config):
-    """Token n-gram tilt: p'(t) = p(t)·e^(boost·[t = h]) / Z, h the token that mostly followed this context so far.
+    """Token n-gram tilt: p'(t) = p(t)·e^(boost·[t = h]) / Z, h the most frequent token after this context so far.
 
-    The counts are of tokens that have been scored, in the order in which they are scored: they are updated between the
-    scorer's steps. The records count in the order of the file while documents are scored by length, so that a hint may
-    come from a document that is scored later. Contexts are the last order - 1 ids, also across documents.
+    Only scored tokens are counted: counts are updated between the scorer's steps, in the order of scoring. The records
+    count in the order of the file while documents are scored by length, so a hint may come from a document that is
+    scored later. A context is the last order - 1 ids, also across documents if the scorer reads the text as a whole.
     """
 
     order: Annotated[int, Range(2, len(_FACTORS))] = 16
     """Length of the n-gram: the context and the token."""
     threshold: Fraction = 0.8
-    """Least share of the most frequent next token; a context seen once has 1."""
+    """Least share of the most frequent next token for a boost; a context seen once has share 1."""
     boost: NonNegative = 2.625
     """Nats added to the logit of that token."""
 
@@ -49,21 +49,21 @@ class NGramTilt(Config):
 
 
 class NGramCounts:
-    """Counts of contexts, and for each its most frequent next token and that token's count, in tables that grow.
+    """Counts of contexts, each with its most frequent next token and that token's count, in tables that grow.
 
-    Of equally frequent tokens the one that reached the count first is kept. About 50 bytes for each new context.
+    On a tie, the token that reached the count first is kept. A new context takes about 50 bytes.
     """
 
     def __init__(self, order: int) -> None:
         self.context = order - 1
-        """Ids of a context."""
+        """Number of ids in a context."""
         self.contexts, self.pairs = _Table(), _Table()
         self.totals, self.top_counts, self.top_ids = (np.zeros(0, np.int64) for _ in range(3))
         """Facts of each context, in the order of `contexts.keys`."""
         self.pair_counts = np.zeros(0, np.int64)
 
     def keys(self, ids: Positions) -> Keys:
-        """Return the key of the context that ends at each of the ids (..., n), from the first that is whole on."""
+        """Return the key of the context that ends at each of the ids (..., n), from the first whole context on."""
         found = np.zeros((*ids.shape[:-1], max(0, ids.shape[-1] - self.context + 1)), np.uint64)
         for place in range(self.context):
             found ^= ids[..., place : place + found.shape[-1]].astype(np.uint64) * _FACTORS[place]
@@ -79,7 +79,7 @@ class NGramCounts:
         return ids, shares
 
     def count(self, keys: Keys, ids: Positions) -> None:
-        """Count ids (n,) after contexts (n,), in this order; the same as one after the other."""
+        """Count ids (n,) after contexts (n,); the result is the same as counting them one by one in this order."""
         if not len(keys):
             return
         contexts, numbers = np.unique(keys, return_counts=True)
@@ -102,7 +102,7 @@ class NGramCounts:
 
 
 class _Table:
-    """Numbers of distinct 64-bit keys in the order in which they came: an open-addressing hash table, in NumPy."""
+    """Hash table with open addressing, in NumPy, that numbers distinct 64-bit keys in the order of arrival."""
 
     def __init__(self) -> None:
         self.keys: Keys = np.zeros(0, np.uint64)
@@ -122,7 +122,7 @@ class _Table:
         return found.reshape(keys.shape)
 
     def find_or_add(self, keys: Keys) -> Positions:
-        """Return the numbers of distinct keys, giving the next ones to new keys."""
+        """Return the numbers of distinct keys; new keys get the next numbers."""
         found = self.find(keys)
         new = found < 0
         found[new] = np.arange(len(self.keys), len(self.keys) + int(new.sum()))
@@ -162,7 +162,7 @@ class _Tilted(Scorer):
         """The last ids of each row that a cache holds."""
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
-        """Yield the scorer's own steps; those of a stateless one do not depend on the size of batches here."""
+        """Yield the scorer's own steps; a stateless one plans 1 row, so that steps do not depend on the batch size."""
         return self._scorer.plan(layout, 1 if self._scorer.stateless else rows)
 
     def share(self, ranks: Ranks) -> bool:
@@ -174,7 +174,7 @@ class _Tilted(Scorer):
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
         """Return the scorer's logits with the boost added where a context is known well enough."""
-        ids = inputs.cpu().numpy()  # before a GPU has anything to do that this would wait for
+        ids = inputs.cpu().numpy()  # first, so that it waits for no work queued on the GPU
         logits = self._scorer.logits(inputs, slots, last, cache)
         if cache is not None:
             if cache in self._earlier:

@@ -33,7 +33,7 @@ KINDS = {
     "adaptive": "what was scored helps with what follows",
     "user": "a scorer in a file of the user's",
 }
-"""Kinds of scores of an artifact, and what each scores by; the last that it has is its score."""
+"""Kinds of scores, and how each is computed; the last kind that an artifact has is its score."""
 CACHED_TOKENS = 4096
 """Tokens of a batch on a CPU. With 2,048 a model of 128 channels is 7 % slower at a stride of 128; with 16,384 it was
 slower by a quarter to a half while freed memory was not yet kept (`docs/log.md`)."""
@@ -66,7 +66,7 @@ class Scoring(Config):
         return max(1, self.batch_tokens // self.sequence_length)
 
     def scorer(self, model: Model, bos: int) -> Scorer:
-        """Return the scorer of a model, which is never changed; `UserError` if it does not fit the settings."""
+        """Return a scorer that never changes the model; `UserError` if the model does not fit the settings."""
         dtype = getattr(torch, self.precision)
         build = Frozen if self.ttt is None else self.ttt.build
         scorer = build(model, bos, self.sequence_length, self.stride, dtype)
@@ -106,7 +106,7 @@ class Score:
     tilt: str | None
     seconds: float
     document_nats: Losses = field(repr=False, compare=False)
-    """The loss of each document, (documents,), with the prediction of the next one's `bos`; the sum is `nats`."""
+    """Loss of each document, (documents,), including the prediction of the next document's `bos`; sums to `nats`."""
 
     @property
     def bits_per_byte(self) -> float:
@@ -140,8 +140,8 @@ def score(
 
     `progress` gets `tokens` events, `on_window` each window with its losses. Losses are summed in float64, window after
     window, so the batch size changes only the rounding of the forward. `ranks` with the same model and text share the
-    work of all shipped scorers; all get the score of a single process, to the bit on machines of one kind with the same
-    number of threads. Raises `UserError` for a text that is shorter than a window, `CheckFailed` for a scorer that
+    work of all shipped scorers; all get the score of a single process, bit-identical on machines of one kind with the
+    same number of threads. Raises `UserError` for a text that is shorter than a window, `CheckFailed` for a scorer that
     breaks the rules.
     """
     check_kind(text, Text, "the text", "take it from a corpus, as caddie.held_out_text(corpus)")
@@ -200,7 +200,7 @@ def run_text(
 
 
 def rows_and_workers(stateless: bool, scoring: Scoring, device: torch.device) -> tuple[int, int]:
-    """Return the rows of a batch, and the threads that run one each; on a CPU a batch is small enough for the cache."""
+    """Return the rows of a batch, and the number of threads, each running a batch; on a CPU a batch fits in cache."""
     if device.type != "cpu":
         return scoring.rows, 1
     workers = torch.get_num_threads() if stateless else 1
@@ -211,7 +211,7 @@ def rows_and_workers(stateless: bool, scoring: Scoring, device: torch.device) ->
 def use_quickest_threads(model: Model, text: Text, scoring: Scoring, ranks: Ranks = Ranks()) -> None:
     """Set PyTorch's number of threads to the fastest in scoring the start of `text`; do nothing on a GPU.
 
-    All ranks take the smallest of their numbers.
+    All ranks take the smallest number that any of them found.
     """
     if next(model.parameters()).device.type != "cpu":
         return
@@ -233,13 +233,13 @@ def score_kinds(
     ranks: Ranks = Ranks(),
     on_window: Callable[[str, Window, Losses], None] | None = None,
 ) -> dict[str, Score]:
-    """Return the scores of the `KINDS` that `scoring` has, and at the end that of a user's `scorer` if given.
+    """Return the scores of the `KINDS` that `scoring` has, and last the score of a user's `scorer` if given.
 
-    That one is scored first, for it is the likeliest to fail. `on_window` gets the kind, each window and its losses.
-    Raises `UserError` for settings that do not fit each other before anything is scored.
+    The user's scorer runs first, because it is the likeliest to fail. `on_window` gets the kind, each window and its
+    losses. Raises `UserError` for settings that do not fit each other before anything is scored.
     """
     check_windows(scoring.sequence_length, scoring.stride)
-    scoring.scorer(model, text.bos)  # it refuses an adaptation that does not fit
+    scoring.scorer(model, text.bos)  # raises if the adaptation does not fit
     kinds = {"plain": scoring.plain} if scorer is None else {"user": scoring.plain, "plain": scoring.plain}
     if scoring.stride < scoring.sequence_length:
         kinds["sliding"] = scoring.but(ttt=None, tilt=None)

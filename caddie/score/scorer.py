@@ -47,7 +47,7 @@ class Layout:
 
 
 class Step(NamedTuple):
-    """Windows that are scored before the next update; `slots` number the scorer state that each of them uses."""
+    """Windows that are scored before the next update; `slots` give the index of the scorer state for each."""
 
     windows: Sequence[Window]
     slots: Sequence[int]
@@ -151,20 +151,20 @@ class Scorer(ABC):
     per_document = False
     """True if every document is a stretch of its own; else the whole text is one."""
     in_order = False
-    """True if it learns along the whole text, so that cutting the text into stretches would change the score."""
+    """True if the scorer learns along the whole text, so that cutting it into stretches would change the score."""
     stateless = False
     """True if logits depend on the inputs only, so that several batches may run at once."""
     fixed_between_updates = False
     """True if logits depend on a row's inputs and on past updates alone. Then a step may have several windows of one
     stretch, although they contain each other's targets."""
     together = 0
-    """Size of the groups of neighbouring slots, whose batches hold no other slots; 0 if any slots may share a batch."""
+    """Size of the groups of neighbouring slots that may share a batch; 0 if any slots may."""
 
     @abstractmethod
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield steps that score each prediction of each stretch once, left to right, in batches of `rows` windows.
 
-        Unless the scorer is stateless, a step is taken from the iterator only after the update on the one before.
+        Unless the scorer is stateless, a step is taken from the iterator only after the update on the previous step.
         """
 
     @abstractmethod
@@ -193,7 +193,7 @@ class Scorer(ABC):
 
 
 def as_int(number: object) -> int:
-    """Return a plain int: a subclass may compare and compute as it likes. `TypeError` if it is not a whole number."""
+    """Return a plain int, because a subclass may override comparisons; `TypeError` if it is not a whole number."""
     return int(operator.index(number))  # type: ignore[arg-type]
 
 

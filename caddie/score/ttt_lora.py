@@ -30,11 +30,14 @@ class GlobalSGD(Config):
     """Train all weights on the scored documents, between groups of documents (records PH1, PH3, TOP)."""
 
     documents: Count = 2500
-    """Scored documents after which the last phase takes place."""
+    """Number of scored documents after which the last phase runs."""
     phases: Annotated[int, Range(1, 100)] = 3
-    """Phases, at equal numbers of documents. Each trains on that many of the scored documents, the shortest."""
+    """Phases, at equal intervals of scored documents; a phase after n documents trains on the n shortest so far.
+
+    Of several phases that one group of documents reaches, only the last runs.
+    """
     chunk_tokens: Tokens = 32_768
-    """Predictions of a chunk; the last chunk of a phase is left out."""
+    """Predictions of a chunk; the last chunk of a phase is not trained on."""
     sgd: SGD = SGD(lr=0.001, epochs=1)
     """The optimizer; each phase starts with a new state."""
 
@@ -47,7 +50,7 @@ class GlobalSGD(Config):
 class DocumentLoRA(TestTimeTraining):
     """LoRA-TTT: low-rank adapters (arXiv 2106.09685) for each document, trained chunk by chunk on its scored tokens.
 
-    Documents are scored in groups of similar length, the longest first. Those of a group run side by side, each with
+    Documents are scored in groups of similar length, the longest first. Those of a group run in parallel, each with
     its own adapters, and do not affect each other. A layer that runs several times in a forward has separate adapters
     for each run. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
     """
@@ -69,12 +72,12 @@ class DocumentLoRA(TestTimeTraining):
     chunk_tokens: Tokens = 48
     """Predictions between two updates; each has at most a window of context."""
     short_chunks: tuple[tuple[Count, Tokens], ...] = ()
-    """Smaller chunks for groups of short documents: tokens of a group's longest document, rising, and its chunk.
+    """Smaller chunks for groups of short documents: pairs of most tokens of the longest document, rising, and chunk.
 
-    [[256, 8], [2000, 24]] in the record at 1.0576. The document's first token and the next one's count.
+    [[256, 8], [2000, 24]] in the record at 1.0576. The `bos` of the document and of the next one count too.
     """
     documents: Annotated[int, Range(1, 4096)] = 64
-    """Documents of a group."""
+    """Documents per group."""
     targets: tuple[Target, ...] = ("query", "key", "value", "attention", "mlp", "head")
     """Parts of every layer with an adapter: linear layers by name, or the whole `attention`, `mlp` or `head`."""
     warm_start: bool = True
@@ -89,7 +92,7 @@ class DocumentLoRA(TestTimeTraining):
             raise UserError(f"score.ttt.short_chunks must have rising lengths, not {limits}")
 
     def chunk(self, predictions: int) -> int:
-        """Return the chunk of a group whose longest document has so many predictions."""
+        """Return the chunk for a group whose longest document has this many predictions."""
         fitting = (chunk for limit, chunk in self.short_chunks if predictions + 1 <= limit)
         return next(fitting, self.chunk_tokens)
 
@@ -123,9 +126,9 @@ class Place(NamedTuple):
 class _Adapters:
     """A pair of factors for each run of each target and each document of a group.
 
-    All numbers of a document lie side by side, its first factors before its second ones, so that AdamW is one call for
-    each part of the documents. `documents` are the slots that this process trains, all unless it shares them. A part
-    is `together` of them, whatever the number of processes, since the length of a tensor may change rounding.
+    All numbers of a document are contiguous, first factors before second ones, so that AdamW takes one call for each
+    part of the documents. `documents` are the slots that this process trains: all, unless processes share them. A part
+    is `together` slots for any number of processes, since the length of a tensor may change rounding.
     """
 
     def __init__(self, config: DocumentLoRA, model: Model) -> None:
@@ -134,7 +137,7 @@ class _Adapters:
         self.together = math.ceil(config.documents / PARTS)
         places = [place for name in config.targets for place in adapter_places(name, model)]
         if not places:
-            raise UserError('score.ttt.targets must name what gets an adapter, as in ["query", "head"]')
+            raise UserError('score.ttt.targets must name the parts that get adapters, as in ["query", "head"]')
         inputs, outputs = zip(*((p.inputs, p.outputs) for p in places for _ in range(p.runs)), strict=True)
         self._shapes = [(config.rank, n) for n in inputs] + [(n, config.rank) for n in outputs]
         numbers = sum(map(math.prod, self._shapes)) * config.documents
@@ -153,7 +156,7 @@ class _Adapters:
         self.attach(True)
 
     def begin(self, group: int) -> None:
-        """Reset the adapters of a new group to add nothing, and the state of the optimizer."""
+        """Reset the optimizer's state and the adapters for a new group; the adapters then add nothing."""
         self.forget()
         if not (self._config.warm_start and self.first):
             self._factors = self._weight.new_zeros(len(self.documents), sum(map(math.prod, self._shapes)))
@@ -191,7 +194,7 @@ class _Adapters:
         """Take one step of AdamW on the sum of losses; without losses, momentum and decay still apply."""
         if losses:
             torch.stack(list(losses)).sum().backward()  # type: ignore[no-untyped-call]
-        gradients = torch.zeros_like(self._factors)  # not before, as the backward takes as much memory
+        gradients = torch.zeros_like(self._factors)  # allocated only now: the backward takes as much memory
         for rows, copies in self._taken:
             if copies.grad is not None:
                 gradients.index_add_(0, rows, copies.grad)
@@ -313,7 +316,7 @@ class _DocumentLoRA(Scorer):
 
     @torch.enable_grad()
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
-        """Take one step on the mean loss of each document's chunk, except for documents at their end."""
+        """Take one step on the mean loss of each document's chunk, except for documents that have ended."""
         owners, device = self.owners(batches, self._ranks.world), next(self._model.parameters()).device
         mine = [batch for batch, owner in zip(batches, owners, strict=True) if owner == self._ranks.rank]
         if not self._logits:
@@ -354,7 +357,7 @@ def groups(layout: Layout, size: int) -> list[list[int]]:
 
 
 def global_rows(tokens: Positions, chunk_tokens: int, length: int) -> Iterator[tuple[int, int, Positions]]:
-    """Yield a chunk's index, the number of chunks and its complete rows (n, length + 1), but for the last chunk."""
+    """Yield each chunk's index, the number of chunks and the complete rows (n, length + 1), except the last chunk's."""
     chunks = math.ceil((len(tokens) - 1) / chunk_tokens)
     for chunk in range(chunks - 1):
         starts = range(chunk * chunk_tokens, (chunk + 1) * chunk_tokens - length + 1, length)

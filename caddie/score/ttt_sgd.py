@@ -23,7 +23,7 @@ from caddie.score.windows import Window, windows
 
 Leaf = TypeVar("Leaf")
 PARTS = 8
-"""Parts of shared work, for any number of processes: as many as a machine has GPUs."""
+"""Parts that shared work is divided into for any number of processes: as many as a machine has GPUs."""
 Rows = Annotated[int, Range(1, 4096)]
 Tokens = Annotated[int, Range(1, 1 << 24)]
 
@@ -54,8 +54,8 @@ class SGD(Config):
 class Learner:
     """A model with its SGD, trained on rows of tokens by one process or several.
 
-    The gradient of a batch is the sum, in a fixed order, of those of its parts, which are divided among the processes.
-    So weights are the same to the bit in all processes, for any number of them.
+    The parts of a batch are divided among the processes, and their gradients are summed in a fixed order. So weights
+    are bit-identical in all processes, for any number of processes.
     """
 
     def __init__(self, model: Model, bos: int, sgd: SGD, dtype: torch.dtype, ranks: Ranks = Ranks()) -> None:
@@ -83,7 +83,7 @@ class Learner:
 
     @torch.enable_grad()
     def _part(self, rows: Positions, predictions: int) -> Tensor:
-        """Return the part of some rows in the gradient of a mean over `predictions`."""
+        """Return the contribution of some rows to the gradient of a mean over `predictions`."""
         ids = torch.from_numpy(rows).to(self._momentum.device)
         loss = nats(self.forward(ids[:, :-1]), ids[:, 1:]).sum() / predictions
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
@@ -118,7 +118,7 @@ def check_chunk(setting: str, chunk_tokens: int, length: int) -> None:
 class ChunkSGD(TestTimeTraining):
     """Train all weights on each chunk of the text after it was scored, and keep them for the rest of the text.
 
-    The contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
+    It follows the contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
     """
 
     chunk_tokens: Tokens = 32_768

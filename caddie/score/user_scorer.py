@@ -32,9 +32,9 @@ class TokenScorer(ABC):
 def load_scorer(name: str, model: Model, tokenizer: Tokenizer, source: bytes | None = None) -> TokenScorer | Scorer:
     """Return the scorer `FILE.py:NAME`, built with the model and the tokenizer; `UserError` if that fails.
 
-    A file with one scorer needs no NAME. `source` is the contents of the file if that cannot be read here. A class
-    derived from `Scorer` scores whole windows, which is faster; that it does not look ahead is for the probes of
-    `caddie verify` to show. It may change the model: give it one of its own.
+    A file with one scorer needs no NAME. `source` is the contents of a file that cannot be read here. A class derived
+    from `Scorer` scores whole windows, which is faster; the probes of `caddie verify` test that it does not look ahead.
+    The scorer may change the model: give it a copy.
     """
     path, attribute = split_name(name)
     module = execute(path, source)

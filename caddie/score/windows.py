@@ -9,7 +9,7 @@ from caddie.errors import UserError
 class Window(NamedTuple):
     """A window that scores predictions `first` to `end` with context from `start` on.
 
-    Prediction p is that of token p + 1 from tokens up to p, so the window reads tokens `start` to `end`.
+    Prediction p predicts token p + 1 from tokens up to p, so the window reads tokens `start` to `end`.
     """
 
     start: int

@@ -1,7 +1,7 @@
-"""Formats that an artifact is exported to, by a function each, which writes it to a new path.
+"""Export formats of an artifact: each has a function that writes the artifact to a new path.
 
-safetensors is a folder of dequantized weights by name and their settings; transformers is one that the Auto classes
-load, with the code of model and tokenizer. The page is `html_page.py`'s.
+safetensors is a folder of dequantized weights by name and their settings. transformers is a folder that the Auto
+classes load, with the code of model and tokenizer. html is the page of `html_page.py`.
 """
 
 import ast
@@ -19,7 +19,7 @@ from caddie.share.pull import HUB, artifact_file, split_place
 from caddie.train.checkpoint import save_tensors
 
 CODE = ("caddie.share.modeling_caddie", "caddie.share.tokenization_caddie")
-"""Modules that transformers is told of; it copies them, and all that they import, where it runs them."""
+"""Modules named in the exported config; transformers copies them and all their imports to where it runs them."""
 _README = """# {name}
 
 A caddie artifact (recipe `{recipe}`, SHA-256 `{sha256}`) for transformers. The weights are dequantized; the code beside
@@ -40,15 +40,15 @@ _HEAD = "# Written by caddie export from {path}, with its imports alone changed.
 
 
 def to_safetensors(artifact: Artifact, out: Path) -> None:
-    """Write a new folder with the weights, float32 by name, their settings, and the tokenizer."""
+    """Write a new folder with the weights (float32, by name), their settings, and the tokenizer."""
     with making(out) as folder:
         write_model(artifact, folder, settings(artifact))
 
 
 def write_model(artifact: Artifact, folder: Path, config: Mapping[str, Any], prefix: str = "") -> None:
-    """Write the weights as scoring uses them, by `prefix` and name, `config.json`, and what is stored of the tokenizer.
+    """Write the weights as scoring uses them, by `prefix` and name, `config.json`, and the tokenizer as it is stored.
 
-    Tied weights stand once. The random constants of some models, which an artifact draws anew, are among them.
+    Tied weights are written once. Random constants, which loading an artifact generates again, are written too.
     """
     tensors = {**artifact.model.state_dict(), **dict(artifact.model.named_buffers())}
     save_tensors(folder / "model.safetensors", {prefix + name: one for name, one in tensors.items()}, {"format": "pt"})
@@ -118,9 +118,10 @@ FORMATS: Mapping[str, Callable[[Artifact, Path], None]] = {
 def export(place: Path, form: str, out: Path | None = None, parts: Sequence[Path] = ()) -> Path:
     """Write the artifact at `place`, a file, a run folder or `hf:USER/NAME`, in one of `FORMATS`; return the path.
 
-    It is NAME-FORMAT, and NAME.html for a page, unless `out` names another: beside the artifact, or in the working
-    directory for one of the hub. `parts` are the users' files that it needs, which are run. Raises `UserError` for an
-    unknown format, a folder or file of weights that exists, the artifact itself, and an artifact that cannot be read.
+    The path is NAME-FORMAT, or NAME.html for a page, unless `out` names another. It lies beside the artifact, or in the
+    working directory for an artifact from the hub. `parts` are the users' files that the artifact needs; they are run.
+    Raises `UserError` for an unknown format, a folder or file of weights that exists, the artifact itself as `out`, and
+    an artifact that cannot be read.
     """
     if form not in FORMATS:
         raise UserError(f"no format {form}; there are {', '.join(FORMATS)}{suggest(form, FORMATS)}")
@@ -139,9 +140,9 @@ def export(place: Path, form: str, out: Path | None = None, parts: Sequence[Path
 
 
 def standalone() -> dict[str, str]:
-    """Return file name to source of `CODE` and of all that it imports, as `caddie_model_gpt.py`; no caddie is needed.
+    """Return file name, as `caddie_model_gpt.py`, to source of `CODE` and all its imports; no caddie is needed.
 
-    The files import one another by relative imports, as transformers wants of the code beside a model.
+    The files import one another by relative imports, which transformers demands of the code beside a model.
     """
     modules = modules_needed(CODE)
     return {
@@ -151,14 +152,14 @@ def standalone() -> dict[str, str]:
 
 
 def _name(module: str) -> str:
-    return module.removeprefix("caddie.share.").replace(".", "_")  # which leaves those of `CODE` their own names
+    return module.removeprefix("caddie.share.").replace(".", "_")  # modules of `CODE` keep their own names
 
 
 def _rewritten(text: str, modules: Collection[str]) -> str:
-    """Return the source with every import of caddie's modules made relative, and none for type checkers alone.
+    """Return the source with relative imports of caddie's modules, and without imports for type checkers alone.
 
-    Libraries that a function imports may be missing where the function is not called, which transformers takes from a
-    `try`.
+    A library that a function imports may be missing if the function is never called; a `try` around the import tells
+    transformers so.
     """
     lines = text.splitlines()
     for node in reversed([*_imports(ast.parse(text), inside=False)]):

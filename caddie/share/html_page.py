@@ -52,7 +52,7 @@ _PYTHON = (
 def write_page(artifact: Artifact, out: Path) -> None:
     """Write the page of an artifact to `out`; `UserError` for a part it cannot run.
 
-    The figures are those of the `result.json` beside the artifact, if that is of this artifact.
+    The figures come from the `result.json` beside the artifact, if it is this artifact's.
     """
     if artifact.parts:
         names = ", ".join(file.path.name for file in artifact.parts)
@@ -75,7 +75,7 @@ def write_page(artifact: Artifact, out: Path) -> None:
 
 
 def header(artifact: Artifact) -> dict[str, Any]:
-    """Return what the page knows of the model beside the artifact: program, shapes, quantizers and tokenizer."""
+    """Return the facts that the page needs besides the artifact: program, shapes, quantizers and tokenizer."""
     model, tokenizer, scoring = artifact.model, artifact.tokenizer, artifact.scoring
     sections = container.read(artifact.path).sections
     quantizers = coerce(json.loads(sections[CONFIG])["quantizers"], dict[str, Quantizer], "quantizers")
@@ -122,7 +122,7 @@ def _base64(data: bytes) -> str:
 
 
 def _script(text: str) -> Any:
-    """Return text as the content of a script element, which nothing in it can end, and which is not escaped again."""
+    """Return text as the content of a script element: it cannot end the element and is not escaped again."""
     from markupsafe import Markup
 
     return Markup(text.replace("</", "<\\/").replace("<!--", "<\\!--"))

@@ -22,7 +22,7 @@ NAME = "caddie"
 _TOKENS = 256
 """Most tokens that are generated for a request that sets no limit, as for the harness's own models."""
 Pair = tuple[list[int], list[int]]
-"""Ids that are read, and the ids predicted at the last of them."""
+"""Ids that are read, and the ids predicted at the last positions."""
 
 
 @register_model(NAME)
@@ -57,7 +57,7 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
         return ids if add_special_tokens is False else [self.eot_token_id, *ids]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood in nats of each whole text, as `caddie score` has it of a text of one document."""
+        """Return the log-likelihood in nats of each whole text, as `caddie score` computes it for a single document."""
         pairs: list[Pair] = []
         owners: list[int] = []
         for owner, request in enumerate(requests):
@@ -82,12 +82,12 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
         return self._predicted(pairs)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the text that continues each context, up to the first stop; greedy unless it asks to sample."""
+        """Return the text that continues each context, up to the first stop; greedy unless sampling is requested."""
         texts = []
         for request in requests:
             context, settings = request.args
             stops = settings.get("until") or []
-            until = [stops] if isinstance(stops, str) else stops
+            until = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
             temperature = float(settings.get("temperature") or 0) if settings.get("do_sample") else 0.0
             prompt = self.tok_encode(context, add_special_tokens=False)
             limit = int(settings.get("max_gen_toks") or _TOKENS)
@@ -110,7 +110,7 @@ class CaddieLM(TemplateLM):  # type: ignore[misc]
         for begin in range(0, len(pairs), self._rows):
             numbers = longest_first[begin : begin + self._rows]
             rows = [torch.tensor(pairs[number][0], dtype=torch.long) for number in numbers]
-            ids = pad_sequence(rows, batch_first=True, padding_value=bos).to(device)  # no logits before depend on it
+            ids = pad_sequence(rows, batch_first=True, padding_value=bos).to(device)  # no earlier logits depend on it
             logits = model(ids, ids == bos, dtype)
             for row, number in enumerate(numbers):
                 read, wanted = pairs[number]

@@ -25,7 +25,7 @@ class CaddieConfig(PretrainedConfig):  # type: ignore[misc]
 class CaddieForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """Next-token logits. Every forward computes the whole sequence: there is no cache of keys and values.
 
-    A document begins at each `bos_token_id`, and sees nothing before it where the model was trained so.
+    A document begins at each `bos_token_id`; if the model was trained so, it sees nothing before.
     """
 
     config_class = CaddieConfig
@@ -40,7 +40,7 @@ class CaddieForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         self.post_init()
 
     def get_input_embeddings(self) -> None:
-        """Return nothing: embeddings are of parts of their own, and cannot be resized."""
+        """Return nothing: caddie's embeddings have several parts and cannot be resized."""
         return
 
     def forward(
@@ -51,10 +51,10 @@ class CaddieForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         logits_to_keep: int = 0,
         **unused: Any,
     ) -> CausalLMOutput:
-        """Return logits (B, T, vocabulary) of ids (B, T), those of `logits_to_keep` last positions alone unless 0.
+        """Return logits (B, T, vocabulary) of ids (B, T), only of the last `logits_to_keep` positions unless it is 0.
 
-        Positions that `attention_mask` leaves out have logits of 0; a row is computed without them. With `labels`,
-        ids or -100, also the mean loss in nats, each position predicting the label after it.
+        Positions that `attention_mask` leaves out have logits of 0; a row is computed without them. With `labels`
+        (ids, or -100 to ignore), also the mean loss in nats; each position predicts the label after it.
         """
         last = logits_to_keep or None
         if attention_mask is None or bool(attention_mask.all()):
@@ -78,7 +78,7 @@ class CaddieForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **unused: Any
     ) -> dict[str, Any]:
-        """Return what a step of `generate` computes: the window of the model, or as much of it as there is."""
+        """Return the inputs of a step of `generate`: the latest ids, at most the model's window."""
         window = self.config.max_position_embeddings
         if attention_mask is not None:
             attention_mask = attention_mask[:, -window:]

@@ -37,7 +37,7 @@ _KNOWN = (
 def program(model: Model, bos: int, length: int) -> dict[str, Any]:
     """Return the model's forward over rows of up to `length` ids, float32, causal, as at the end of its training.
 
-    `UserError` for a part that has no operations, as all of a user's own.
+    Raises `UserError` for a part without operations, such as any part of a user's own.
     """
     writer = _Writer(model)
     writer.write()
@@ -246,7 +246,7 @@ class _Writer:
         self.linear(to, "y", f"{base}.output")
 
     def values(self, layer: int, config: GroupedQueryAttention) -> None:
-        """Add to the values what comes from value embeddings and from the first layer."""
+        """Add value embeddings and the first layer's values to the values."""
         embedding = self.gpt.value_embedding
         if embedding and layer in embedding.layers:
             scales: list[Factor] = [

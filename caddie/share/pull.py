@@ -1,4 +1,4 @@
-"""Artifacts on the Hugging Face hub: `hf:USER/NAME[@REVISION]` is a file here once it is fetched and its hash checked.
+"""Artifacts on the Hugging Face hub: `hf:USER/NAME[@REVISION]` is fetched to a file here, and its hash is checked.
 
 Nothing that is fetched is run.
 """
@@ -31,7 +31,7 @@ def split_place(place: str) -> tuple[str, str]:
 def artifact_file(place: Path) -> Path:
     """Return the file that ARTIFACT means: the file itself, that of a run folder, or that of `hf:USER/NAME`, fetched.
 
-    Raises `UserError` as `pull` does; a file that is missing is reported by whoever reads it.
+    Raises `UserError` as `pull` does, and for a folder without artifact; a missing file is an error when it is read.
     """
     if (name := place.as_posix()).startswith(HUB) and not place.exists():
         return pull(name)

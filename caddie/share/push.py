@@ -68,7 +68,7 @@ def push(
 
     All files are of one commit on `main`. Text files of the same name are replaced. The recipe goes without the path of
     its corpus. `license_name` is an identifier of the hub's, such as mit. Raises `UserError` for a run that is not
-    finished, files that are not those of its result, a missing token, and whatever the hub refuses.
+    finished, files that do not match its result, a missing token, and whatever the hub refuses.
     """
     repository, revision = split_place(place)
     if revision != "main":
@@ -100,9 +100,9 @@ def push(
 
 
 def run_files(run: Path) -> dict[str, bytes]:
-    """Return path in the repository to content, of a finished run; `UserError` if it is none or its files disagree.
+    """Return path in the repository to content of a finished run; `UserError` if it is none or its files disagree.
 
-    Links are not followed, and of `parts` only what the recipe states is taken: somebody else may have made the folder.
+    Links are not followed, and only `parts` that the recipe states are taken: somebody else may have made the folder.
     """
     _, about = read_finished(run)
     if not (run / REPORT).is_file():
@@ -147,7 +147,7 @@ def card_data(library: Any, result: Mapping[str, Any], repository: str, license_
 
 
 def card_text(result: Mapping[str, Any], repository: str, files: Sequence[str]) -> str:
-    """Return the text of a card: the score and what it is of, the bytes by part, and how to check both."""
+    """Return the text of a card: the score with its text and windows, the bytes by part, and commands to check both."""
     kind, score = final_score(result)
     corpus, training = result["corpus"], result["training"]
     held_out = f"{corpus['documents']['validation']:,} documents, {corpus['source_bytes']['validation']:,} bytes"

@@ -1,4 +1,4 @@
-"""The tokenizer of a caddie artifact for Hugging Face transformers: the ids are those that the artifact gives."""
+"""Tokenizer of a caddie artifact for Hugging Face transformers; it gives the same ids as the artifact."""
 
 import shutil
 from collections import Counter
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizer
 from caddie.data.tokenizers import deserialize
 
 TOKENIZER = "tokenizer.model"
-"""File with what the artifact stores of its tokenizer."""
+"""File of the tokenizer, as the artifact stores it."""
 
 
 class CaddieTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
@@ -60,7 +60,7 @@ class CaddieTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
 
 
 def _names(pieces: Sequence[bytes]) -> list[str]:
-    """Return a name for each id, all different: its text where it has one of its own, else its number."""
+    """Return a name for each id, all different: its text if no other id has the same, else its number."""
     names = [piece.decode(errors="replace") for piece in pieces]
     alone = {name for name, count in Counter(names).items() if count == 1 and name and "\ufffd" not in name}
     return [name if name in alone else f"<|{index}|>" for index, name in enumerate(names)]

@@ -30,7 +30,7 @@ PROJECT = "caddie"
 POLL_SECONDS = 1.0
 """Time between two looks at a log that grows."""
 PATIENCE_SECONDS = 30.0
-"""Time that a tracker has after the run for what it still has to send."""
+"""Time that a tracker has after the run to send the rest."""
 _CURVES = {"step": "train", "held_out": "held_out", "forecast": "forecast"}
 """Kind of event to the prefix of its numbers' names."""
 _RESULT = ("bits_per_byte", "artifact_bytes", "cap_bytes", "under_cap", "verified", "scores", "seconds")
@@ -127,11 +127,11 @@ def open_tracker(kind: str, folder: Path, end: threading.Event) -> Tracker:
 
 
 def send(kind: str, tracker: Tracker, folder: Path, end: threading.Event) -> int:
-    """Send the log of a run while it grows, and at the `end` what is left and the result; return the events sent."""
+    """Send the log of a run while it grows, and the rest and the result at the `end`; return the number of events."""
     offset, sent, last, count, over = 0, dict[str, int](), 0, 0, False
     with _errors(kind):
         while not over:
-            over = end.wait(POLL_SECONDS)  # and then all that was written before is read
+            over = end.wait(POLL_SECONDS)  # then one last read gets all that was written
             with (folder / LOG).open("rb") as file:
                 file.seek(offset)  # a resumed run writes a new file that begins with the old one
                 chunk = file.read()
@@ -170,7 +170,7 @@ def numbers(event: Event) -> dict[str, float]:
 
 @contextmanager
 def tracked(kind: str | None, folder: Path, progress: Progress) -> Iterator[None]:
-    """Follow the run in `folder` with a tracker while the block trains it. What fails there is a note here."""
+    """Follow the run in `folder` with a tracker while the block trains it. Its failures become notes."""
     if kind is None:
         yield
         return
@@ -231,7 +231,7 @@ def _watch(
 
 @contextmanager
 def _errors(kind: str) -> Iterator[None]:
-    """Turn whatever a tracker raises into a `UserError`, and what it prints on standard output to standard error."""
+    """Turn any exception of a tracker into a `UserError`, and send its standard output to standard error."""
     try:
         with redirect_stdout(sys.stderr):
             yield

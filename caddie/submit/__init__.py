@@ -1,1 +1,1 @@
-"""Contest submissions: written from runs, and checked, ours or not."""
+"""Contest submissions: written from runs, and reviewed, whoever wrote them."""

@@ -18,7 +18,7 @@ from caddie.submit.runs import Run
 
 JSON = "submission.json"
 _EARLIER = "earlier validation export"
-"""In the note of a public result: its scores do not compare with those of today's set."""
+"""Words in the note of a public result whose scores do not compare with those of today's set."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def compare_with(against: str, runs: Sequence[Run]) -> Base:
 
 
 def _submitted(path: Path) -> tuple[str, list[float], str | None, bool]:
-    """Return what a `submission.json` states: name, scores of the seeds, hash of the held-out text, if that is there.
+    """Return what a `submission.json` states: name, scores of the seeds, hash of the held-out text if stated, a flag.
 
-    The last is True if it says that the text is not the contest's.
+    The flag is True if the file says that the text is not the contest's.
     """
     try:
         known = json.loads(json.dumps(read_object(path)), parse_float=Decimal)  # numbers as `read_claims` takes them

@@ -52,7 +52,7 @@ def after_training(result: Mapping[str, Any], budget: int | None) -> list[str]:
 
 
 def after_scoring(result: Mapping[str, Any], code_bytes: int) -> list[str]:
-    """Return the lines of the file's bytes and of its scores, of which the last is the run's, and its hash."""
+    """Return the lines of the file's bytes, its scores (the last is the run's), seconds of evaluation and hash."""
     artifact = counted_bytes(CONTEST_2026, result["ledger"]["parts"])  # the tokenizer is not counted
     last = [score for stage in _PACKED if (score := result["scores"].get(stage))][-1]
     return [

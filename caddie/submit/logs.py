@@ -24,7 +24,7 @@ _NO_DATE = r"(?!20\d\d[-_.]?[01]\d[-_.]?[0-3]\d(?!\d))"
 _SEPARATOR = re.compile(r"={60,}\s*")
 _SOURCE = re.compile(r"\s{0,8}(?:import |from \w+ import |def |class |@)")
 _SOURCE_LINES = 3
-"""A part between separators with as many lines of Python is source."""
+"""A part between separators with at least this many lines of Python is source."""
 _SETTING = re.compile(r"  ([a-z]\w*): (.*)")
 _PAIR = re.compile(r"\b([a-z]\w{2,40})[:=]([-\w.]+)(?=\s|$)")
 _SETTINGS_LINE = re.compile(
@@ -35,7 +35,7 @@ _BITS = re.compile(r"val_bpb[:=]\s{0,12}(\d{1,3}\.\d{1,12})")
 _SECONDS = re.compile(r"\b(?:eval_time|time|elapsed)[:=] ?(\d+(?:\.\d+)?) ?(ms|s|min)\b")
 _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 _UNFINISHED = re.compile(r"/\d|epoch|batch|chunk|\bstep|progress|running", re.IGNORECASE)
-"""In the name of a scoring line: it is one of several on the way."""
+"""In the name of a scoring line: it is an intermediate result."""
 _LIVE = re.compile(r"pre-?_?quant|post[-_ ]ema|\bswa\b|\bema\b|^raw", re.IGNORECASE)
 """In the name of a scoring line: it scored the trained weights, not the file."""
 
@@ -69,8 +69,8 @@ _FACTS: Mapping[str, tuple[str, ...]] = {
     "adaptation_s": (r"^pre_?quant_ttt: ?done .*time[:=](\d{1,6}(?:\.\d{1,9})?)",),
     "force_stop_step": (rf"^  force_stop_step:{_INTEGER}\s*$", rf"\bforce_stop_step[:=]{_INTEGER}\b"),
 }
-"""Patterns of each fact; the last line that has one of them counts, but for those of `_LARGEST`, and a total
-that is not stated is that of model and code. What is captured is a number or nothing."""
+"""Patterns of each fact. The last line that matches counts, except for those of `_LARGEST`. A total that is not stated
+is the sum of model and code. A pattern captures a number or nothing."""
 _LARGEST = ("training_ms", "step_ms", "within_hints", "word_hints")
 """Facts of which the largest counts, as a later line takes none back."""
 _COMPILED = {name: [re.compile(pattern) for pattern in patterns] for name, patterns in _FACTS.items()}
@@ -174,7 +174,7 @@ def _add_score(log: Log, number: int, line: str, bits: re.Match[str]) -> None:
     name = re.sub(r"\s+stride:\d+|:done$", "", name) or "val_bpb"
     loss, time = _LOSS.search(line), _SECONDS.search(line)
     seconds = float(time[1]) * _UNITS[time[2]] if time else None
-    if seconds is None:  # a line of more digits follows that with the seconds
+    if seconds is None:  # a line with more digits follows the one with the seconds
         same = (score.seconds for score in reversed(log.scores) if score.name == name.removesuffix("_exact"))
         seconds = next(same, None)
     log.scores.append(Score(number, name, Decimal(bits[1]), Decimal(loss[1]) if loss else None, seconds))

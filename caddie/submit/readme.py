@@ -24,8 +24,8 @@ _VERIFIED = {
 def readme(runs: Sequence[Run], facts: Mapping[str, Any], base: Base | None, off: Mapping[int, float | None]) -> str:
     """Return the README: results by seed, comparison, settings, bytes, and how to run it again.
 
-    `facts` are those of `submission.json`. `off` has the difference of each seed's score when it was scored again, None
-    where it was not.
+    `facts` are those of `submission.json`. `off` maps each seed to the difference when it was scored again, in bits per
+    byte; None if it was not.
     """
     first = runs[0].result
     seeds = count(len(runs), "seed")

@@ -1,4 +1,4 @@
-"""Figures of a run's result held against its own files, and its scores against a new scoring of its artifact."""
+"""Compare a run's result with the run's own files, and its scores with a new scoring of its artifact."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ from caddie.submit.runs import Run
 from caddie.verify import verify
 
 ROUNDING = 1e-4
-"""Bits per byte by which a new score may differ: other threads, kernels and GPUs round otherwise. A thirtieth of what
-the contest asks of a record."""
+"""Bits per byte by which a new score may differ: other threads, kernels and GPUs round differently. A thirtieth of
+the gain that the contest asks of a record."""
 
 
 def check_result(run: Run, artifact: Artifact) -> None:
@@ -30,7 +30,7 @@ def check_result(run: Run, artifact: Artifact) -> None:
     if not ends:
         raise UserError(f"{run.folder / LOG} does not tell the end of training; run the recipe again")
     hashes = {name: getattr(manifest, f"{name}_sha256") for name in ("recipe", "tokenizer", "train_documents")}
-    hashes["train_documents"] = hashes["train_documents"].rpartition(":")[2]  # without the kind of what was hashed
+    hashes["train_documents"] = hashes["train_documents"].rpartition(":")[2]  # without the prefix for the kind of data
     no_parts = dict.fromkeys(result["ledger"]["parts"])
     in_file = {
         "artifact_bytes": artifact.file_bytes,
@@ -65,8 +65,8 @@ def check_result(run: Run, artifact: Artifact) -> None:
 def score_again(run: Run, progress: Progress = SILENT) -> float | None:
     """Score a run's artifact in a new process; return how far that is from its result, in bits per byte.
 
-    None where the text is gone, or where a run of a GPU would be scored without one, which may take days. Raises
-    `UserError` unless the scores are those of the result, and if the artifact does not pass verification.
+    None if the text is gone, or if a GPU's run would be scored on a CPU, which may take days. Raises `UserError` if a
+    score differs from the result's by more than `ROUNDING`, or if the artifact does not pass verification.
     """
     if run.corpus is None or (local_device().type == "cpu" and not run.result["device"].startswith("cpu")):
         return None
@@ -98,14 +98,14 @@ def _without_time(score: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare(run: Run, where: str, found: Mapping[str, Any], tolerance: float = 0.0) -> None:
-    """Raise `UserError` for the first of the figures `found` that the result states otherwise."""
+    """Raise `UserError` for the first of the figures `found` that differs from the result."""
     for path, stated, true in _differences(run.result, found, tolerance):
         said = f"{run.folder / RESULT} states {path} as {show(stated)}; by {where} it is {show(true)}"
         raise UserError(f"{said}; run the recipe again")
 
 
 def _differences(stated: Any, found: Any, tolerance: float, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield path, stated and found value of each leaf of `found` that `stated` has otherwise."""
+    """Yield path, stated and found value of each leaf of `found` that differs in `stated`."""
     stated, found = (dict(enumerate(value)) if isinstance(value, list) else value for value in (stated, found))
     if isinstance(found, Mapping):
         for name, value in found.items():

@@ -1,4 +1,4 @@
-"""Check the folder of a contest submission, ours or not: nothing in it is run."""
+"""Check the folder of a contest submission, whoever wrote it; nothing in it is run."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline
 from caddie.submit.review_script import main_script, read_scripts
 
 _MOST_LOGS, _MOST_NUMBERS = 40, 2_000
-"""Logs, and different numbers of the README, that are looked at."""
+"""Most logs, and most different numbers of the README, that are read."""
 _README_DIGITS = 3
 """Digits after the point that a README may round scores to."""
 _HELD_OUT = CURRENT.documents or 0
@@ -39,7 +39,7 @@ class Review:
     folder: str
     findings: list[Finding]
     logs: list[dict[str, Any]]
-    """Of each log that the score comes from: file, seed, bits per byte, bytes, seconds."""
+    """File, seed, bits per byte, bytes and seconds of each log that the score comes from."""
 
     def count(self, severity: str) -> int:
         """Return the number of findings of a severity."""
@@ -55,7 +55,7 @@ class Review:
 def review(path: Path, against: Path | None = None) -> Review:
     """Check a submission's folder; `against` is the folder of its base, for the p-value.
 
-    Raises `UserError` for what is no folder or cannot be read. Every other oddity is a finding.
+    Raises `UserError` if `path` is no folder, cannot be read or is `against`. Every other problem is a finding.
     """
     if against is not None and os.path.realpath(path) == os.path.realpath(against):
         raise UserError(f"{path} is --against itself; name the folder of its base")
@@ -91,7 +91,7 @@ def _read(path: Path, found: Findings) -> tuple[Folder, Stated]:
 
 
 def _unlimited(path: Path, data: Mapping[str, Any]) -> bool:
-    """True if the folder is of the track without a clock, by the folder that it stands in, else by its JSON."""
+    """True if the folder is of the track without a clock, by its parent folder's name, else by its JSON."""
     above = Path(os.path.realpath(path)).parent.name  # a link to a folder, or `..`, changes no track
     return bool(_UNLIMITED.match(above if above.startswith("track_") else str(data.get("track") or "")))
 
@@ -113,7 +113,7 @@ def _pick(folder: Folder, wanted: str, like: str, found: Findings) -> str | None
 
 
 def _check_scripts(folder: Folder, stated: Stated, found: Findings) -> int:
-    """Check the script and the files that it names; return the bytes of what trains."""
+    """Check the script and the files that it names; return the bytes of the training code."""
     if (main := main_script(folder)) is None:
         found.add("file-missing", "train_gpt.py", "there is no script train_gpt.py")
         return 0
@@ -150,7 +150,7 @@ def _check_readme(folder: Folder, claims: Claims, found: Findings) -> None:
 
 
 def _check_held_out(folder: Folder, found: Findings) -> None:
-    """Check the documents held out of the training text: as README and JSON state, and as scripts do by default."""
+    """Check how many documents training leaves out: as README and JSON state, and as scripts do by default."""
     for name in folder.sizes:
         stating = re.fullmatch(r"[^/]+\.md|submission\w*\.json", name, re.I)
         preparing = re.search(r"(?:prepare|tokenize|download)\w*\.py$", name)

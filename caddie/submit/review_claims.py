@@ -40,7 +40,7 @@ LIMITED: Mapping[str, tuple[str, str, int]] = {
     "eval_time_seconds": ("evaluation", "s", 1),
     **dict.fromkeys(_SIZES, ("size", "bytes", 1)),
 }
-"""Fields that the contest limits: what is limited, in which unit, and how many of the field are one of it."""
+"""Fields that the contest limits: what is limited, the unit of the limit, and the divisor from field to limit."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Claims:
     tokens: dict[int, int] = field(default_factory=dict)
     """Tokens of validation of each seed."""
     limited: list[tuple[str, str, Decimal]] = field(default_factory=list)
-    """Values of the fields of `LIMITED`: field as it is called, its name there, number."""
+    """Values of limited fields: the field's name in the JSON, its key in `LIMITED`, the number."""
     base: list[float] = field(default_factory=list)
     """Scores of the base's seeds, where it states them."""
     own_set: bool = False

@@ -48,7 +48,7 @@ def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found
 
 _NOTED = {"target": "code-target", "mixture": "code-mixture", "select": "code-selection", "cut": "code-cut",
           "live": "code-live"}  # fmt: skip
-"""Rules of places that the flow of labels tells alone."""
+"""Kinds of places that break a rule by their labels alone, and that rule."""
 
 
 def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:

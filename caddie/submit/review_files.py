@@ -1,4 +1,4 @@
-"""Reading a submission folder that may be hostile: bounded in files, bytes, depth and time; nothing is followed."""
+"""Read a submission folder that may be hostile: files, bytes, depth and time are bounded, and links not followed."""
 
 import codecs
 import json
@@ -16,7 +16,7 @@ from caddie.submit.review_rules import Findings
 
 _MOST_FILES, _MOST_FOLDERS, _MOST_DEPTH = 2_000, 200, 3
 _MOST_BYTES = 8_000_000
-"""Largest text that is read; the largest merged log has 0.2 MB."""
+"""Largest file in bytes that is read; the largest merged log has 0.2 MB."""
 _MOST_TOGETHER = 32_000_000
 _MOST_JSON_BYTES = 1_000_000
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

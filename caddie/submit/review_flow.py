@@ -11,9 +11,9 @@ from caddie.submit.review_script import Script, callee, chain, constant, last
 from caddie.submit.review_values import NO_GRADIENT, Values
 
 _MOST_KEYS = 8
-"""Keys of a dict by a comprehension that are told apart."""
+"""Most keys of a dict comprehension that are told apart."""
 _MOST_PARAMETERS = 100
-"""Parameters of a function that are looked at."""
+"""Most parameters of a function that are looked at."""
 _MODEL = {"parameters", "named_parameters", "state_dict", "load_state_dict", "train", "eval", "modules"}
 """Methods that tell that a name is a model's."""
 _ROUNDS = 7
@@ -21,7 +21,7 @@ _ROUNDS = 7
 
 
 def follow(scripts: Sequence[Script]) -> list[Scope]:
-    """Return all functions of the scripts, and each script outside of any, with their labels and places."""
+    """Return all functions of the scripts, and each script's top level, with their labels and places."""
     flow = Flow()
     for script in scripts:
         _declare(flow, Scope("", script.tree, script, None))
@@ -61,7 +61,7 @@ def _declare(flow: Flow, scope: Scope) -> None:
 
 
 def _defaults(every: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the parameters that have a default, and it."""
+    """Yield each parameter that has a default, and that default."""
     placed = [*every.posonlyargs, *every.args]
     for one, default in zip(placed[len(placed) - len(every.defaults) :], every.defaults, strict=True):
         yield one.arg, default
@@ -147,7 +147,7 @@ class _Walk(Values):
         marks = plain(self.value(node.test))
         adds, by_setting = len(self.scope.places["add"]), self.by_setting
         self.by_setting |= bool(marks & ENV)
-        for body in (node.body, node.orelse):  # neither may be run
+        for body in (node.body, node.orelse):  # perhaps neither is run
             before, self.replaced = self.replaced, []
             self.block(body)
             for name, held in self.replaced:
@@ -223,7 +223,7 @@ class _Walk(Values):
         self.bind(node.target, without(marks, LOOKUP), True)
 
     def cut(self, value: ast.expr, target: ast.expr | None) -> None:
-        """Note validation text that is cut to a part where a setting says so."""
+        """Note validation text that a setting may cut short."""
         if self.loop is not None:
             return
         if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice):

@@ -16,7 +16,7 @@ _BYTES_ALIKE = 1e-3
 _MOST_SHARDS = 476
 """Training shards of the largest published data set (bytes); a local build of small shards has 1,499."""
 _GAIN = Decimal("0.06")
-"""Bits per byte by which no merged record's scoring lowered the plain score of its file; the most was 0.037."""
+"""Most bits per byte by which a scoring may lower the plain score of its file; merged records gained up to 0.037."""
 
 
 def check_training(log: Log, script_bytes: int, found: Findings) -> None:
@@ -58,7 +58,7 @@ def _check_size(log: Log, script_bytes: int, found: Findings) -> None:
 
 
 def training_clock(log: Log) -> str:
-    """Return the fact that says when training ended: of its last line and its steps the later one."""
+    """Return the fact that says when training ended: its stop line or its last step, whichever is later."""
     return max(("training_ms", "step_ms"), key=lambda name: log.value(name) or 0)
 
 
@@ -90,7 +90,7 @@ def _check_clock(log: Log, found: Findings) -> None:
 def _check_evaluation_clock(log: Log, score: Score | None, found: Findings) -> None:
     seconds, line = log.value("evaluation_s"), log.line("evaluation_s")
     if score is not None and score.seconds is not None and score.seconds > (seconds or 0):
-        seconds, line = score.seconds, score.line  # a line of a total may leave out the scoring itself
+        seconds, line = score.seconds, score.line  # a line with a total may leave out the scoring itself
     before = log.value("adaptation_s") or 0
     if seconds is None:
         found.add("evaluation-unknown", log.file, "no line states the seconds of evaluation")

@@ -14,7 +14,7 @@ FOUR = "four conditions (#1017)"
 
 @dataclass(frozen=True)
 class Rule:
-    """What a folder must keep, how bad it is not to, and where that is written."""
+    """Requirement on a folder, the severity of breaking it, and its source."""
 
     severity: Severity
     source: str
@@ -113,7 +113,7 @@ RULES: Mapping[str, Rule] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A place where a folder breaks a rule, or what there is to know about it."""
+    """A place where a folder breaks a rule, or a note about it."""
 
     rule: str
     severity: Severity
@@ -146,6 +146,6 @@ class Findings(list[Finding]):
                 self.append(replace(finding, sentence=sentence + more))
 
     def lower(self, start: int) -> None:
-        """Make the findings from `start` on notes: they are about a log that the score does not come from."""
+        """Turn the findings from `start` on into notes: they are about a log that the score does not come from."""
         said = "not a log of the score: "
         self[start:] = [replace(one, severity="note", sentence=said + one.sentence) for one in self[start:]]

@@ -18,10 +18,10 @@ from caddie.submit.review_rules import Findings
 
 _SEEDS = 3
 _SEQUENCE = 2_048
-"""Tokens by which counts of one set differ, as scripts cut it to whole sequences."""
+"""Tokens by which counts of one set may differ, as scripts cut it to whole sequences."""
 _ONE_TEXT = 0.03
-"""Nats by which differences of training loss may vary from one logged step to the next, between runs over one text in
-one order. Merged records vary by at most 0.018 there, and by 0.034 and more over other texts or in another order."""
+"""Nats by which the difference of two runs' training losses may vary from one logged step to the next, if both read one
+text in one order. Merged records then vary by at most 0.018; with other texts or another order, by 0.034 and more."""
 _SETTLED, _SHARED = 1_000, 4
 """First step that is compared, and the least number of steps."""
 _SHOWN = Decimal("0.00005")
@@ -29,7 +29,7 @@ _SHOWN = Decimal("0.00005")
 _EXACT = 7
 """Digits after the point in which no two seeds of a merged record agree."""
 _LEAST_DIGITS = 4
-"""Digits after the point to which scores are compared at least: JSON drops last zeros, so 1.1 stands for 1.1000."""
+"""Fewest digits after the point to which scores are compared: JSON drops last zeros, so 1.1 stands for 1.1000."""
 _READING = ("train_batch_tokens", "train_seq_len", "tokenizer_path")
 """Settings that say what a step reads."""
 _UNLIKE = ("seed", "run_id", "rank", "local_rank", "is_main_process", "logfile", "val_loss_every", "train_log_every")
@@ -38,7 +38,7 @@ _UNLIKE_PARTS = re.compile(r"(?:path|dir|file|name)s?(?:_|$)")
 
 
 def agree(a: Decimal, b: Decimal, least: int = _LEAST_DIGITS) -> bool:
-    """True if two decimals are alike to the digits of that with fewer, and to `least` digits after the point."""
+    """True if two decimals agree to the digits of the one with fewer, but to at least `least` after the point."""
     return abs(a - b) <= Decimal(1).scaleb(-max(least, min(decimals(a), decimals(b)))) / 2
 
 
@@ -96,8 +96,8 @@ def check_runs(stated: Stated, base: Stated | None, script_bytes: int, found: Fi
 def _check_log(log: Log, stated: Stated, script_bytes: int, found: Findings) -> None:
     """Check one log: bytes, clocks, validation set, and how it scored.
 
-    Findings in a log that the score does not come from are lowered to notes, but for its training where the score comes
-    from an evaluation-only log.
+    Findings in a log that the score does not come from become notes, except those of its training if the score comes
+    from an evaluation-only log of its seed.
     """
     score = headline(log, stated.claims)
     alone = [one for one in stated.chosen if one.value(training_clock(one)) is None and one.seed == log.seed]
@@ -311,7 +311,7 @@ def _reading(log: Log) -> list[str]:
 def _check_p_value(
     scores: Sequence[float], base: Sequence[float], claims: Claims, found: Findings, *, asked: bool
 ) -> None:
-    """Recompute the one-sided p of Welch's test that the scores are better than the base's; say if `asked` in vain."""
+    """Recompute the one-sided p of Welch's test that the scores beat the base's; if `asked`, note if there is none."""
     p = welch(base, scores).p_above(0.0) if min(len(scores), len(base)) > 1 else math.nan
     if math.isnan(p):
         said = f"seeds on either side, with scores that differ; here are {len(scores)}, and the base has {len(base)}"

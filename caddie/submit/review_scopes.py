@@ -1,4 +1,4 @@
-"""Functions of a submission's script, with the labels of what flows through them, and what was noted there."""
+"""Functions of a submission's script, with the labels of the values in them, and the places noted there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from caddie.submit.review_script import Script
 
 TEXT, TARGET, LOSS, LOOKUP, FILE, LIVE, ENV, CHOICE = (1 << place for place in range(8))
-"""Labels: validation text, a later token, a loss, a table at text, read back, in memory, setting, choice by loss."""
+"""Labels: validation text, a later token, a loss, a table indexed by text, data read from a file, weights in memory, a
+setting, a choice by loss."""
 ALL, PARAMETER = 255, 8
-"""Labels that came in by a parameter stand `PARAMETER` bits higher: a call does not return them to other callers."""
+"""All labels, and the bits by which labels from a parameter are shifted: a call does not return these to other
+callers."""
 _MOST_CANDIDATES = 8
 """Functions of one name that are looked at."""
 
@@ -31,7 +33,7 @@ class Place:
 
 @dataclass(eq=False)
 class Scope:
-    """A function, or the script outside of any: labels of its variables, and places of interest by kind."""
+    """A function, or a script's top level: labels of its variables, and places of interest by kind."""
 
     name: str
     node: ast.AST
@@ -44,16 +46,16 @@ class Scope:
     """Labels of the parameters' defaults."""
     labels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     returns: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
-    """Labels of what it returns, together and by place in a tuple."""
+    """Labels of its return values: together (None), and by place in a tuple."""
     aliases: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     items: dict[str, dict[object, int]] = field(default_factory=dict)
     """Labels by key of the variables that hold a dict of constant keys."""
     made: dict[str, int] = field(default_factory=dict)
-    """The expression of that dict, by its id."""
+    """Variable to the `id` of the expression that made its dict."""
     changed: set[str] = field(default_factory=set)
     """Variables that are changed in place, or hold several dicts."""
     classes: dict[str, str] = field(default_factory=dict)
-    """Classes of the variables that hold an object of the script's."""
+    """Variable to the class of its object, if the script defines that class."""
     places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
     called: bool = False
     owner: str = ""
@@ -71,7 +73,7 @@ class Flow:
     of_node: dict[ast.AST, Scope] = field(default_factory=dict)
 
     def home(self, name: str, scope: Scope) -> Scope:
-        """Return the scope around `scope` whose variable a name is."""
+        """Return the scope that a name belongs to: `scope` or one around it."""
         while scope.parent is not None and name not in scope.labels and name not in scope.parameters:
             scope = scope.parent
         return scope
@@ -81,7 +83,7 @@ class Flow:
         return self.named.get(name, [])[:_MOST_CANDIDATES]
 
     def size(self) -> int:
-        """Return a number that grows with every label, of which none is ever taken away."""
+        """Return a number that grows with every new label; no label is ever removed."""
         bits = (mark for scope in self.scopes for kept in (scope.labels, scope.returns) for mark in kept.values())
         return sum(bits) + sum(self.attributes.values())
 

@@ -16,9 +16,9 @@ from caddie.submit.review_files import Folder
 from caddie.submit.review_rules import Findings
 
 _MOST_BYTES = 500_000
-"""Longest script, packed or unpacked; the longest merged one has 0.16 MB."""
+"""Longest script in bytes, packed or unpacked; the longest merged one has 0.16 MB."""
 _MOST_MEMORY = 256_000_000
-"""Memory that unpacking may ask for."""
+"""Bytes of memory that unpacking may ask for."""
 _MOST_LAYERS = 3
 _MOST_SCRIPTS, _MOST_GLOBS = 8, 100
 _DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zip)$")
@@ -26,14 +26,14 @@ _DATA = re.compile(r"\.(?:npz|npy|bin|pt|pth|pkl|safetensors|dat|gz|xz|zst|br|zi
 _NO_DATA = re.compile(
     r"(?i)(?:^|/)(?:readme|submission|licen[cs]e|requirements)(?:\.\w+)?$|\.(?:log|md|sh|model|vocab)$"
 )
-"""Names of files that a script may name and that are no part of it: a tokenizer is not counted."""
+"""Names of files whose bytes do not count, though a script names them; a tokenizer is not counted."""
 _COMPILED = re.compile(r"\.(?:so|pyd|pyc)$")
 _SHAPING = {"reshape", "view", "flatten", "to", "long", "int", "contiguous", "clone", "squeeze", "unsqueeze", "cuda"}
 """Methods whose result has every element of a tensor and no other."""
 _PACKED_SHARE = 0.5
 """A script is packed if one string is at least this share of it."""
 RUNS = {"exec", "eval", "compile", "__import__"}
-"""Functions that run what is made while the script runs."""
+"""Functions that run code built at run time."""
 _UNPACKING = {"decompress", "b85decode", "b64decode", "a85decode", "decode", "encode"}
 _DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.IfExp)
 _RAW_LZMA = [{"id": lzma.FILTER_LZMA2}]
@@ -61,11 +61,11 @@ def main_script(folder: Folder) -> str | None:
 
 
 def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Script], int]:
-    """Return the trees of the script and of the Python files that it names, and the bytes of what trains.
+    """Return the trees of the script and of the Python files that it names, and the bytes of the training code.
 
-    The bytes are those of the script, of the modules that it imports, and of other `train*.py` files that it names, as
-    it may only start another script. If it runs source made at run time, any other file that it names may hold such
-    source, and counts.
+    The bytes are those of the script, of the modules that it imports, and of other `train*.py` files that it names,
+    since it may only start another script. If it runs code built at run time, every other file that it names counts
+    too, since it may hold such code.
     """
     files, scripts, size, imported = [main], [], 0, set[str]()
     for at, name in enumerate(files):  # which grows meanwhile
@@ -112,7 +112,7 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
 
 
 def _globs(tree: ast.Module) -> list[str]:
-    """Return the strings of a script that may be patterns of files, without their folders; f-strings are, too."""
+    """Return the strings and f-strings of a script that may be patterns of file names, without their folders."""
     texts = [text for text in _texts(tree) if "*" in text]
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and isinstance(constant(node.values[-1] if node.values else None), str):
@@ -133,7 +133,7 @@ def _module(file: str) -> str:
 
 
 def _imports(tree: ast.Module) -> set[str]:
-    """Return every part of the names of the modules that a script imports, and what it takes from them."""
+    """Return every part of the module names that a script imports, and the names that it imports from them."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [one.name for node in found for one in node.names]
     names += [node.module for node in found if isinstance(node, ast.ImportFrom) and node.module]
@@ -167,9 +167,9 @@ def _runs_text(tree: ast.Module) -> bool:
 
 
 def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
-    """Return the source inside a script that decodes and runs one long string, else the text, and whether it did so.
+    """Return the source that a script decodes from one long string and runs, else the text; and True if it was packed.
 
-    Known are base85, base64 and Ascii85 of LZMA, raw LZMA2, zlib, gzip and brotli.
+    Known codings are base85, base64 and Ascii85 of LZMA, raw LZMA2, zlib, gzip and brotli.
     """
     source, layers = text, 0
     while layers < _MOST_LAYERS and (packed := _packed(source)):
@@ -181,7 +181,7 @@ def unpack(text: str, name: str, found: Findings) -> tuple[str, bool]:
 
 
 def parse(source: str, name: str, found: Findings, rule: str) -> ast.Module:
-    """Return the syntax tree; an empty one with a finding of a rule if the source cannot be read.
+    """Return the syntax tree; an empty one, with a finding of `rule`, if the source cannot be read.
 
     F-strings of Python 3.12 that an older Python does not read are blanked.
     """
@@ -238,12 +238,12 @@ def _inflated(packed: bytes) -> bytes | None:
 
 
 _STRING = re.compile(r"\b[rR]?[fF][rR]?(?P<f>\"\"\"|'''|\"|')|(?P<q>\"\"\"|'''|\"|')(?s:\\.|[^\\])*?(?:(?P=q)|\\?\Z)")
-"""The beginning of an f-string, or the whole of another string, which the end of the source ends too."""
+"""Beginning of an f-string, or the whole of another string; the end of the source ends a string too."""
 _TOKEN = re.compile(rf"#[^\n]*|{_STRING.pattern}")
 
 
 def blank_f_strings(source: str) -> str:
-    """Return the source with an empty string in place of each f-string, which keep their lines.
+    """Return the source with an empty string in place of each f-string; line numbers stay the same.
 
     Python 3.12 lets an f-string hold quotes like its own (PEP 701), which older parsers refuse.
     """

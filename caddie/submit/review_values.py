@@ -29,7 +29,7 @@ from caddie.submit.review_script import base_of, callee, chain, constant, last
 _VALIDATION_FILE = re.compile(r"(?:^|[_/\-])val(?:id|idation)?(?:[_*./\-]|$)")
 _VALIDATION_NAME = re.compile(r"(?:val|valid|validation)_(?:tokens|ids|files)")
 _SIZES = {"shape", "device", "dtype", "numel", "size", "len", "dim", "ndim", "isinstance", "nonzero", "flatnonzero"}
-"""Names that give a tensor's form or places in it, and nothing that it holds."""
+"""Names that give a tensor's shape or indices into it, but none of its values."""
 _SMALLER = {"amin", "sort", "min", "minimum", "fmin", "topk", "kthvalue", "clamp_max"}
 _BETWEEN = {"clamp", "clamp_", "clip", "clip_"}
 _SUMS = {"sum", "mean", "item"}
@@ -49,9 +49,9 @@ class Values:
         self.of_class = False
         self.known: dict[int, int] = {}
         self.now: dict[str, int] = {}
-        """Labels of variables whose last assignment is plain; of the others, those of all assignments count."""
+        """Labels of variables whose last assignment is plain; for others, the labels of all assignments count."""
         self.filled: dict[str, int] = {}
-        """Targets that a loop has put into variables so far: what comes round it next was scored before."""
+        """Target labels that a loop has put into variables so far: at its next iteration, they were scored before."""
         self.outer = set[str]()
         """Variables of a scope around this one that it assigns."""
         self.replaced: list[tuple[str, int]] = []
@@ -68,7 +68,7 @@ class Values:
         self.scope.places[kind].append(Place(line, self.loop, what, scope, models, self.no_gradient))
 
     def bind(self, target: ast.expr, marks: int, again: bool = False) -> None:
-        """Give a target labels; beside those that it has where it is only changed."""
+        """Give a target labels; with `again`, in addition to those that it has."""
         if isinstance(target, ast.Name):
             name, scope, held = target.id, self.scope, self.variable(target.id)
             self.replaced.append((name, held))
@@ -123,7 +123,7 @@ class Values:
             self.note("add", node, last(base_of(total)))
 
     def change(self, target: ast.expr, marks: int, node: ast.AST) -> None:
-        """Note that a weight is changed in place by something of the text."""
+        """Note that a weight is changed in place by a value from the text."""
         names = {one.attr for one in ast.walk(target) if isinstance(one, ast.Attribute)}
         if plain(marks) & TEXT and names & _WEIGHTS:
             self.note("update", node, _whose(marks))
@@ -289,7 +289,7 @@ class Values:
 
     def _method(self, of: ast.expr, name: str, node: ast.Call, marks: int) -> None:
         target = base if isinstance(base := chain(of), ast.expr) else of
-        if name == "at" and node.args:  # of a function of NumPy, which changes its first argument
+        if name == "at" and node.args:  # a NumPy function's `at` changes its first argument
             self.bind(node.args[0], marks, True)
         if name in _GROW or (name.endswith("_") and not name.startswith("_")):
             if name == "update":
@@ -328,7 +328,7 @@ class Values:
             self.note("select", node, "a token's loss decides whether it counts, or for how much")
 
     def merge(self, node: ast.AST, first: Sequence[ast.expr], others: Sequence[ast.expr]) -> None:
-        """Note weights that were read back and that trained ones replace."""
+        """Note weights that are read back from a file and then replaced by trained ones."""
         read = any(self.value(one) & FILE for one in first)
         apart = (self.value(one) & LIVE and not self.value(one) & FILE for one in others)
         if read and (any(apart) or any(last(callee(one)) == "load" for one in others)):

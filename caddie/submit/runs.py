@@ -30,7 +30,7 @@ class Run:
     result: dict[str, Any]
     recipe: Recipe
     corpus: Corpus | None
-    """None where it is gone or is another by now."""
+    """None if it is gone or has changed since."""
     steps: list[dict[str, Any]]
 
     @property

@@ -1,7 +1,7 @@
 """The program inside a submission's `train_gpt.py`: train, pack and score one recipe, printing the contest's log.
 
-`caddie.pack.source_bundle.script` wraps this module and all that it imports. It does what `run` does, without what
-`run` adds around the number: reports, probes, checks of settings and of memory.
+`caddie.pack.source_bundle.script` wraps this module and all that it imports. It does what `caddie run` does,
+without its reports, probes, and checks of settings and memory.
 """
 
 import sys
@@ -34,7 +34,7 @@ from caddie.train.loop import Interrupted, train
 def main(
     recipe: Mapping[str, Any], *, data: str | None, tokenizer: str | None, seed: str, out: str | None, code_bytes: int
 ) -> int:
-    """Run the recipe given as JSON values, by environment variables as the script's head names them.
+    """Run a recipe given as JSON values, with the values of the environment variables that the script's head names.
 
     Returns the exit status: 2 after a mistake of the user's, 1 after a failure, 128 + the signal that stopped it.
     """
@@ -127,7 +127,7 @@ def _run(
 
 
 def _open(recipe: Recipe, data: Path, model: str | None, folder: Path, ranks: Ranks) -> Corpus:
-    """Return the corpus in a folder, or that of the contest's shards there, described once on each machine."""
+    """Return the corpus in a folder, or make one of the contest's shards there, once on each machine."""
     with ranks.turn():
         if is_corpus(data):
             corpus = Corpus.load(data)

@@ -32,7 +32,7 @@ _OPTIONAL = (
 """Libraries that are not required: PyTorch brings the first for a GPU, FlashAttention is used where installed, and the
 others fetch and prepare texts, which the script does not."""
 _OF_TOKENIZER = {"hugging_face": "tokenizers", "tiktoken": "tiktoken"}
-"""Kind of tokenizer to the library that it needs all the same."""
+"""Kind of tokenizer to the optional library that it needs."""
 
 
 def submit(
@@ -46,16 +46,16 @@ def submit(
     non_record: bool = False,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Write the folder `out` from run folders, which differ in their seeds alone; return what `submission.json` holds.
+    """Write the folder `out` from runs that differ only in their seeds; return the contents of `submission.json`.
 
     `against` names a recipe with published scores, or the folder or JSON of a submission. Runs of another machine than
     the contest's go to the non-record track. Each artifact is scored again where the run's text is there. Raises
-    `UserError`, before anything is written, for runs that the track does not take, and for a result that says other
-    than the run's files or a new scoring.
+    `UserError`, before anything is written, for runs that the track does not take, and for a result that the
+    run's files or a new scoring contradict.
     """
     check_new_folder(out)
     if not re.fullmatch(r"[A-Za-z0-9](-?[A-Za-z0-9]){0,38}", github_id):
-        raise UserError(f"--github-id takes a name on GitHub, as octocat, not {github_id!r}")
+        raise UserError(f"--github-id takes a name on GitHub, such as octocat, not {github_id!r}")
     runs = [read_submitted(run.place) for run in read_group(places)]
     recipe = runs[0].recipe
     program = script(recipe.to_json())
@@ -86,7 +86,7 @@ def submit(
 
 
 def _facts(runs: Sequence[Run], by_seed: Mapping[str, Any], code_bytes: int) -> dict[str, Any]:
-    """Return what `submission.json` holds of the runs together, in the fields of merged records."""
+    """Return the fields of `submission.json` for all runs together, named as in merged records."""
     bits = [run.result["bits_per_byte"] for run in runs]
     losses = [run.score["nats_per_token"] for run in runs]
     totals = [run.counted_bytes + code_bytes for run in runs]

@@ -20,31 +20,31 @@ class Averaging(Config):
 
     @abstractmethod
     def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
-        """Return the weight of the latest weights in the new average, 0 to 1, and update the counters."""
+        """Return the share of the latest weights in the new average, 0 to 1, and update the counters."""
 
 
 class Average:
-    """Running average from given weights on: a float32 copy and 0-dimensional float64 counters on the CPU."""
+    """Running average that starts at `weights`: a float32 copy and 0-dimensional float64 counters on the CPU."""
 
     def __init__(self, config: Averaging, weights: Mapping[str, Tensor]) -> None:
         self.config = config
         self.weights = {name: tensor.detach().float().clone() for name, tensor in weights.items()}
-        """The average in float32, which is the latest weights while nothing was collected."""
+        """Average in float32; the latest weights while nothing has been collected."""
         self.counters = {name: torch.tensor(number, dtype=torch.float64) for name, number in config.counters.items()}
 
     @torch.no_grad()
     def update(self, weights: Mapping[str, Tensor], train_progress: TrainProgress, lr_scale: float) -> None:
         """Take in the weights after a step.
 
-        `train_progress` is that after the step, so its step number counts the steps done; `lr_scale` is the factor on
-        the learning rates in that step.
+        `train_progress` is the progress after the step, so its step number counts the steps done; `lr_scale` is the
+        factor on the learning rates in that step.
         """
         if share := self.config.share(train_progress, lr_scale, self.counters):
             new = [weights[name].detach().float() for name in self.weights]
             torch._foreach_lerp_(list(self.weights.values()), new, share)
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that must survive a restart; the tensors themselves, to be copied into."""
+        """Return everything that must survive a restart: the tensors, not copies, so that a restart can fill them."""
         weights = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         return weights | {f"counters/{name}": tensor for name, tensor in self.counters.items()}
 
@@ -57,7 +57,7 @@ class EMA(Averaging):
     """
 
     decay: Fraction = 0.997
-    """Weight of the past in each step."""
+    """Weight of the previous average in each step."""
 
     def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
         return 1.0 - self.decay
@@ -84,16 +84,16 @@ class ProgressEMA(Averaging):
 
 
 class SWA(Averaging):
-    """Stochastic weight averaging (SWA): mean of snapshots at equal distances of progress (Izmailov et al. 2018).
+    """Stochastic weight averaging (SWA): mean of snapshots evenly spaced in progress (Izmailov et al. 2018).
 
     The last snapshot is at the end. Records take one every 50 steps of the last 40 % of the warm-down (INT5), or only
-    while the learning rate is below 0.2 of its peak ("tight", `lr_below`). Progress says beforehand which snapshots are
-    the last ones, so this is also the mean of the last k checkpoints (LAWA, Kaddour 2022) without k copies: `snapshots`
-    = k, `fraction` = k times their distance. If steps are longer than the distance, each step is a snapshot.
+    while the learning rate is below 0.2 of its peak ("tight", `lr_below`). Progress tells in advance which snapshots
+    are the last, so this is also the mean of the last k checkpoints (LAWA, Kaddour 2022) without k copies: `snapshots`
+    = k, `fraction` = k times their spacing. If steps are longer than the spacing, each step is a snapshot.
     """
 
     fraction: Annotated[float, Range(1e-6, 1.0)] = 0.2
-    """Fraction of the budget, at its end, that is averaged."""
+    """Last fraction of the budget, which is averaged."""
     snapshots: Annotated[int, Range(1, 1_000_000)] = 24
     """Number of snapshots in that fraction."""
     lr_below: Positive | None = None
@@ -104,7 +104,7 @@ class SWA(Averaging):
     def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
         """Return one over the number of snapshots when one is due, 1 before the first snapshot, else 0."""
         collected, before = counters["collected"], float(counters["place"])
-        # Distances between snapshots relative to the end: 0 at the last snapshot, -1 at the one before.
+        # Position relative to the end, in spacings of snapshots: 0 at the last snapshot, -1 at the one before.
         place = math.floor((train_progress.progress - 1.0) * self.snapshots / self.fraction + 1e-6)
         counters["place"].fill_(place)
         within = place > -self.snapshots and (self.lr_below is None or lr_scale < self.lr_below)
@@ -120,25 +120,25 @@ class SWA(Averaging):
 
 
 class TailEMA(Averaging):
-    """EMA of the last part of the run, of which the last weights are mixed in (tail EMA): (1 - share)·w + share·e.
+    """EMA e over the last part of the run, mixed with the last weights w (tail EMA): (1 - weight)·w + weight·e.
 
     e starts at the weights at progress `begin`, then e ← e + (w - e)/steps after every step. The embedding is averaged
-    too, which its source leaves out.
+    too; the source leaves it out.
     """
 
     begin: Fraction = 0.89
-    """Progress at which the average starts; before it, it is the latest weights."""
+    """Progress at which the average starts; before that, the average is the latest weights."""
     steps: Annotated[float, Range(1.0, 1e9)] = 150.0
-    """Length of its memory in steps."""
+    """Memory of the average, in steps."""
     weight: Fraction = 0.6
     """Share of the average in the result."""
 
     counters = MappingProxyType({"started": 0.0})
 
     def share(self, train_progress: TrainProgress, lr_scale: float, counters: Mapping[str, Tensor]) -> float:
-        """Return 1 until `begin`, then 1/steps; at the end of the budget more, which mixes the last weights in.
+        """Return 1 until `begin`, then 1/steps; at the end of the budget more, which mixes in the last weights.
 
-        What is mixed is no average, so a run that goes on with a larger budget starts anew.
+        The mixture is not an EMA, so a run that goes on with a larger budget starts the average anew.
         """
         started = bool(counters["started"])
         counters["started"].fill_(self.begin <= train_progress.progress < 1.0)

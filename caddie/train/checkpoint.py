@@ -28,14 +28,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
         try:
             save_file(held, temporary, metadata)
             temporary.chmod(mode)
-        except SafetensorError as error:  # its own class for what the system refused
+        except SafetensorError as error:  # the library's own class for errors of the system
             raise OSError(str(error)) from None
 
 
 def restore(path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, str]) -> dict[str, str]:
     """Copy the checkpoint at `path` into `tensors` and return its metadata.
 
-    A checkpoint that is damaged, or whose metadata differ from `identity`, is a `UserError`.
+    Raises `UserError` if the checkpoint is damaged or its metadata differ from `identity`.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -52,7 +52,7 @@ def restore(path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, st
 
 
 def position_in(path: Path, metadata: Mapping[str, str]) -> tuple[int, int, float, float]:
-    """Return step, micro-batches, seconds and loss of a checkpoint's metadata; `UserError` if they are none."""
+    """Return step, micro-batches, seconds and loss from a checkpoint's metadata; `UserError` if they are missing."""
     try:
         step, position = int(metadata["step"]), int(metadata["position"])
         seconds, loss = float(metadata["seconds"]), float(metadata["loss"])
@@ -64,9 +64,9 @@ def position_in(path: Path, metadata: Mapping[str, str]) -> tuple[int, int, floa
 
 
 def earlier_budgets(path: Path, metadata: Mapping[str, str], budget: Budget) -> tuple[str, ...]:
-    """Return the budgets, other than the present one, under which the steps of a checkpoint's metadata were made.
+    """Return the earlier budgets under which the steps of a checkpoint were made, from its metadata.
 
-    Raises `UserError` for a run that has spent more than the present budget under another.
+    Raises `UserError` if the run has already spent the present budget under another.
     """
     before = tuple(filter(None, metadata.get("budgets", "").split(", ")))
     if not before or before[-1] == str(budget):
@@ -81,7 +81,7 @@ def earlier_budgets(path: Path, metadata: Mapping[str, str], budget: Budget) -> 
 
 
 def cpu_share_in(metadata: Mapping[str, str]) -> float | None:
-    """Return the CPU share of the training up to a checkpoint; None on a GPU, and where an older version wrote it."""
+    """Return the CPU share of the training up to a checkpoint; None on a GPU, or if an older version wrote it."""
     with suppress(KeyError, ValueError):
         if 0.0 <= (share := float(metadata["cpu_share"])) <= 1.0:
             return share
@@ -102,7 +102,7 @@ def load_weights(path: Path, identity: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def checkpoint_identity(gpt: GPT, config: Train, data: TrainingData, seed: int) -> dict[str, str]:
-    """Return the metadata that tie a checkpoint to its run, which may go on with a larger budget."""
+    """Return the metadata that tie a checkpoint to its run; the budget is left out, so that it may grow."""
     settings = config.but(seconds=None, steps=1)
     return {"model": gpt.key(), "train": settings.key(), "seed": str(seed), "data": data.identity}
 
@@ -113,9 +113,9 @@ def weights_identity(gpt: GPT, config: Train, documents_sha256: str) -> dict[str
 
 
 def open_log(log: Path) -> IO[str]:
-    """Open a log for appending, at the start of a line. A copy takes the old file's place.
+    """Open a log for appending, at the start of a line, after a copy has taken the old file's place.
 
-    So a process that hung, was given up and wakes again writes to the old file, which has no name any more.
+    So a hung process that was given up and wakes again writes to the old file, which has no name any more.
     """
     with replacing(log) as temporary:
         before = log.read_bytes() if log.exists() else b""

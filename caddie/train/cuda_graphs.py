@@ -1,8 +1,8 @@
 """CUDA graphs: the work of a micro-batch is recorded once and replayed by one launch instead of one for each kernel.
 
 That pays if kernels are shorter than their launches, as in small models. A replay reads and writes the memory of the
-recording: so inputs are copied there, gradients accumulate in fixed memory, and all else that changes over a run is in
-tensors. Not yet measured on a GPU; `bench/gpu.py` times it.
+recording. So inputs are copied there, gradients accumulate in fixed memory, and all other numbers that change over a
+run are tensors. Not yet measured on a GPU; `bench/gpu.py` times it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 Replay = Callable[[], object]
 Recorder = Callable[[Callable[[], object]], Replay]
-"""Records the given work without doing it, and returns the function that replays it."""
+"""Function that records work without doing it, and returns the function that replays it."""
 
 
 def recorder(device: torch.device) -> Recorder | None:

@@ -27,11 +27,11 @@ from caddie.train.size_forecast import Forecaster
 from caddie.train.trainer import Trainer
 
 LOG_SECONDS = 0.5
-"""Least seconds between two `step` events, but for the first ten steps and the last."""
+"""Least seconds between two `step` events; the first ten steps and the last are always written."""
 HELD_OUT_TIMES, HELD_OUT_SHARE = 50, 0.01
-"""Most measurements of held-out text during training, and the largest part of its time that they take together."""
+"""Most measurements of held-out text during training, and the largest part of its time that all of them may take."""
 BUSY_SECONDS = 2.0
-"""Time after which a run warns of a busy machine."""
+"""Seconds of training after which a run may warn of a busy machine."""
 HELD_OUT_BATCH_TOKENS = 8192
 """Tokens of held-out text that are measured at once: less memory than a step takes."""
 
@@ -45,20 +45,20 @@ class BackgroundJobs:
 
     @property
     def busy(self) -> bool:
-        """True while a job is left; raises what a finished one raised."""
+        """True while a job is left; raises the exception of a finished job."""
         while self._jobs and self._jobs[0].done():
             self._jobs.popleft().result()
         return bool(self._jobs)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` after those before it."""
+        """Run `job` after all earlier jobs."""
         if self._executor is None:
             job()
         else:
             self._jobs.append(self._executor.submit(job))
 
     def wait(self) -> None:
-        """Wait for all jobs; raises what one raised."""
+        """Wait for all jobs; raises the exception of a failed job."""
         while self._jobs:
             self._jobs.popleft().result()
 
@@ -73,7 +73,7 @@ class Log:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # what is still to be written was refused before
+        with suppress(OSError):  # the failed write was reported before
             self._file.close()
 
     def write(self, event: Event) -> None:
@@ -86,7 +86,7 @@ class Log:
         self._progress.step(event)
 
     def note(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a note, which stays on the display."""
         self._write_line({"event": "note", "text": text})
         self._progress.note(text)
 
@@ -97,12 +97,12 @@ class Log:
             raise UserError(f"cannot write {self._path}: {reason(error)}; free space, and start it again") from None
 
     def begin(self, trainer: Trainer, at: TrainProgress, position: int) -> None:
-        """Start counting the speed and compiled graphs from here."""
+        """Start to measure the speed and to count compiled graphs."""
         self._trainer, self._logged, self._position = trainer, at, position
         self._graphs = int(trainer.ranks.maximum(trainer.graphs())[0])
 
     def step(self, done: TrainProgress, position: int, loss: float, lr_scale: float, graphs: int) -> None:
-        """Write a `step` event of the step just read, if one is due; `graphs` are the most that a process has."""
+        """Write a `step` event for the step just read, if one is due; `graphs` is the largest count of a process."""
         tokens = self._trainer.micro_tokens
         span = done.seconds - self._logged.seconds
         if span < LOG_SECONDS and done.step > 10 and done.progress < 1.0:
@@ -134,16 +134,16 @@ class Checkpoint:
         """Other budgets that the run had before it was interrupted."""
 
     def due(self, done: TrainProgress) -> bool:
-        """True if the last one is old enough."""
+        """True if the last checkpoint is old enough."""
         return done.seconds - self.saved.seconds >= self.trainer.config.checkpoint_seconds
 
     def save(self, at: TrainProgress, position: int, loss: float, cpu_share: float | None) -> None:
-        """Write the checkpoint whole or not at all; all launched steps must be done and found good."""
+        """Write the checkpoint whole or not at all; all launched steps must be done, with finite losses."""
         trainer = self.trainer
         finite = torch.stack([tensor.isfinite().all() for tensor in trainer.parameters.values()]).tolist()
         if broken := [name for name, good in zip(trainer.parameters, finite, strict=True) if not good]:
             self.background.wait()
-            trainer.ranks.wait()  # the first writes the checkpoint that the error names
+            trainer.ranks.wait()  # the first process writes the checkpoint that the error names
             raise self.diverged(f"{broken[0]} was not finite after step {at.step:,}, though its gradient was")
         self.saved = at
         state = trainer.state()
@@ -156,7 +156,7 @@ class Checkpoint:
             self.background.submit(lambda: save_tensors(self.path, state, {**self.identity, **words}))
 
     def diverged(self, why: str) -> CheckFailed:
-        """Return the error of a run that ends without a new checkpoint; it names the one before."""
+        """Return the error for a run that ends without a new checkpoint; it names the previous checkpoint."""
         return CheckFailed(
             f"{why}; the weights of step {self.saved.step:,} are in {self.path}; lower train.optimizers.*.lr or set "
             "train.clip_norm, under another --out"
@@ -164,20 +164,20 @@ class Checkpoint:
 
 
 class ForecastHook:
-    """Predicts the artifact now and then, from gradients and weights at hand."""
+    """Forecasts the artifact now and then, from the present gradients and weights."""
 
     def __init__(self, trainer: Trainer, background: BackgroundJobs, log: Log, forecaster: Forecaster | None) -> None:
         self.trainer, self.background, self.log = trainer, background, log
         self.forecaster, self.due = forecaster, False
-        self.events: deque[dict[str, Any]] = deque()  # events found in the background that are still to be written
+        self.events: deque[dict[str, Any]] = deque()  # events of the background that are not yet written
 
     def before_step(self, at: TrainProgress) -> None:
-        """Have the gradients of the next step observed if a forecast is due."""
+        """Observe the gradients of the next step if a forecast is due."""
         self.due = self.forecaster is not None and not self.background.busy and self.forecaster.due(at)
         self.trainer.observe = self.forecaster.observe if self.due and self.forecaster else None
 
     def after_step(self, at: TrainProgress) -> None:
-        """Forecast if that is due and cheap enough, and write what was found."""
+        """Forecast if that is due and cheap enough, and write the finished events."""
         if self.due and self.forecaster and self.forecaster.affordable(at):
             self._forecast(self.forecaster, at)
         self._write()
@@ -217,7 +217,7 @@ class BusyMachine:
         self.log, self.due = log, not trainer.asynchronous  # on a GPU threads only wait
 
     def after_step(self, cpu: CpuShare) -> None:
-        """Warn once, if that is due."""
+        """Warn once, after `BUSY_SECONDS`, if the machine is busy."""
         if not self.due or cpu.seconds < BUSY_SECONDS:
             return
         self.due, share = False, cpu.share
@@ -230,11 +230,11 @@ class BusyMachine:
 class HeldOut:
     """Measures the loss on held-out training text now and then, in the first process, on the clock.
 
-    On a GPU it waits for the steps that were launched, at most fifty times a run.
+    On a GPU it waits for the steps that were launched, at most fifty times per run.
     """
 
     def __init__(self, trainer: Trainer, log: Log, batches: Sequence[Batch], bos: int) -> None:
-        """`batches` are the text, whose documents begin with `bos`; without any, nothing is measured."""
+        """Measure on `batches` of text whose documents begin with `bos`; without batches, measure nothing."""
         self.trainer, self.log, self.batches, self.bos = trainer, log, batches, bos
         self._measured, self._spent, self._cost = -1, 0.0, 0.0
 
@@ -253,7 +253,7 @@ class HeldOut:
         """Write a `held_out` event, and return the seconds that it took."""
         trainer = self.trainer
         if trainer.ranks.device.type == "cuda":
-            torch.cuda.synchronize(trainer.ranks.device)  # so that launched steps are not counted as this
+            torch.cuda.synchronize(trainer.ranks.device)  # so that the time of launched steps does not count
         begin = time.perf_counter()
         loss = trainer.loss(self.batches, at, self.bos)
         self._cost, self._measured = time.perf_counter() - begin, int(at.progress * HELD_OUT_TIMES)
@@ -264,7 +264,7 @@ class HeldOut:
 
 
 def held_out_batches(tokens: Tokens, length: int) -> list[Batch]:
-    """Return whole rows of `length` tokens of a text, in batches; `UserError` if it is shorter than one."""
+    """Return a text's whole rows of `length` tokens, in batches; `UserError` if the text is shorter than a row."""
     count = (len(tokens) - 1) // length
     if not count:
         raise UserError(f"train.held_out_tokens must be more than the {length:,} tokens of a row, not {len(tokens):,}")

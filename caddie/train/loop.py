@@ -46,7 +46,7 @@ _COUNTED_BATCHES = 32
 
 @dataclass(frozen=True)
 class Trained:
-    """The end of a training run."""
+    """Result of training."""
 
     weights: dict[str, Tensor]
     """Weights to pack: the average where there is one, else those of the last step."""
@@ -62,18 +62,18 @@ class Trained:
     precision: str
     threads: int
     cpu_share: float | None
-    """Share of its threads' time that training had, interrupted or not, 1 where nothing else ran; None on a GPU, for
-    which threads only wait."""
+    """Share of its threads' time that training got, over all parts of an interrupted run; 1 if nothing else ran, None
+    on a GPU, where threads only wait."""
     earlier_budgets: tuple[str, ...]
-    """Other budgets under which it trained before it was interrupted, and whose schedules its first steps had."""
+    """Other budgets under which the run trained before it was interrupted; its first steps had their schedules."""
     peak_bytes: int
-    """Most memory taken by the end of training: of the GPU, or of this process."""
+    """Peak memory by the end of training: of the GPU, or of this process."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop; `number` is the signal. Its checkpoint is on disk.
+    """Stop of a run by the signal `number`; its checkpoint is on disk.
 
-    A loop of runs that goes on after every `Exception` ends with it.
+    It is no `Exception`, so that it also ends a loop of runs that goes on after every `Exception`.
     """
 
     def __init__(self, number: int, step: int) -> None:
@@ -94,10 +94,10 @@ def train(
 ) -> Trained:
     """Train on `data` until the budget is spent, from the checkpoint in `folder` if there is one.
 
-    Leaves log, checkpoint and weights in `folder`, which must exist. A checkpoint of other data, settings or seed is a
-    `UserError`, and so are data that were changed meanwhile. `forecaster` predicts the artifact on the way; only the
-    first process uses it.
+    Leaves log, checkpoint and weights in `folder`, which must exist. `forecaster` forecasts the artifact during
+    training; only the first process uses it.
 
+    Raises `UserError` for a checkpoint of other data, settings or seed, and for data that changed during training.
     Raises `Interrupted` after SIGINT or SIGTERM and `CheckFailed` when the loss is no longer finite; in both cases the
     checkpoint in `folder` is good.
     """
@@ -113,7 +113,7 @@ def train(
         held_out = held_out_batches(tail, config.longest_row)
     stream = config.stream(shards, seed, data.bos, ranks.world)
     shape = stream.micro_batch(0).inputs.shape
-    if trainer.asynchronous:  # the warm-up, whose text has no documents, compiles a GPU's kernels for as many
+    if trainer.asynchronous:  # the warm-up's random tokens begin no documents: compile for this number
         trainer.documents = 2 * max(stream.micro_batch(index).begun(data.bos) for index in range(_COUNTED_BATCHES))
     begin = time.perf_counter()
     execution, warmup_steps = warm_up(trainer, shape, progress)
@@ -170,7 +170,7 @@ def train(
 
 
 class TimedRun:
-    """The timed part of a run, and its position.
+    """Timed part of a run, and its position.
 
     On a GPU the loss of a step is read when the next step has been launched, so that the device always has work. Then
     times, losses and signals are known one step late: schedules count time up to the step before, and a run goes on for
@@ -196,7 +196,7 @@ class TimedRun:
         self.position, self.loss = 0, math.nan
         """Micro-batches that all processes together have read, and the loss that was read last."""
         self.first, self.earlier = 0, (0.0, 0.0)
-        """Step at which this process began, and CPU share and seconds of the processes before that trained the run."""
+        """Step at which this process began, and CPU share and seconds of the run's earlier processes."""
         self.bos = bos
         self.checkpoint = Checkpoint(trainer, self.background, checkpoint, identity)
         self.forecast = ForecastHook(trainer, self.background, log, forecaster)
@@ -209,7 +209,7 @@ class TimedRun:
 
     @property
     def cpu_share(self) -> float | None:
-        """Share of its threads' time that training had, interrupted or not; None without a step, and on a GPU."""
+        """Share of its threads' time that training got, over all parts of the run; None without a step, or on a GPU."""
         share, seconds = self.earlier
         here = self.cpu.seconds if self.done.step > self.first else 0.0
         if self.trainer.asynchronous or not seconds + here:
@@ -218,7 +218,7 @@ class TimedRun:
 
     def restore(self) -> None:
         """Go on from the checkpoint if there is one."""
-        if self.trainer.ranks.any(self.checkpoint.path.exists()):  # all alike: `state` is a collective
+        if self.trainer.ranks.any(self.checkpoint.path.exists()):  # the same on all ranks: `state` is a collective
             found = restore(self.checkpoint.path, self.trainer.state(), self.checkpoint.identity)
             step, self.position, seconds, self.loss = position_in(self.checkpoint.path, found)
             self.at = self.done = TrainProgress(step, seconds, self.budget)
@@ -235,7 +235,7 @@ class TimedRun:
         self.save()
         self.background.wait()
         if self.at.progress < 1.0:
-            batches = chain([next(batches)], batches)  # the first is read from a disk that may be cold
+            batches = chain([next(batches)], batches)  # read the first off the clock: the disk may be cold
         self.trainer.ranks.wait()
         self.began = time.perf_counter() - self.at.seconds
         self.cpu = CpuShare(self.cpu.threads)
@@ -257,7 +257,7 @@ class TimedRun:
         return int(self.trainer.ranks.maximum(float(max(received, default=0)))[0])
 
     def step(self, batches: Batches) -> None:
-        """Launch a step, and read the losses of those before it."""
+        """Launch a step, and read the losses that are due."""
         trainer, at = self.trainer, self.at
         lr_scale = value_at(self.config.lr_schedule, at)
         loss = trainer.launch(batches, at, self.bos, lr_scale)
@@ -279,13 +279,13 @@ class TimedRun:
         self.checkpoint.save(self.done, self.position, self.loss, self.cpu_share)
 
     def read_losses(self, pending: int) -> None:
-        """Read and log losses until no more than so many steps are pending; `CheckFailed` if one is not finite."""
+        """Read and log losses until at most `pending` steps are pending; `CheckFailed` if a loss is not finite."""
         while len(self.pending) > pending:
             step, position, lr_scale, later = self.pending.popleft()
             loss = later.read()
             if not math.isfinite(loss):
                 self.background.wait()
-                self.trainer.ranks.wait()  # the first writes the checkpoint that the error names
+                self.trainer.ranks.wait()  # the first process writes the checkpoint that the error names
                 raise self.checkpoint.diverged(f"the loss or its gradient was {loss} at step {step - 1:,}")
             seconds = time.perf_counter() - self.began
             here = (seconds, max(self.received, default=0), self.trainer.graphs())
@@ -296,7 +296,7 @@ class TimedRun:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect the signals that ask the run to stop; a second one of a kind acts as usual."""
+    """Collect the signals that ask the run to stop; a second signal of the same kind acts as usual."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received

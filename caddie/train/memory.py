@@ -1,6 +1,6 @@
-"""Memory that training needs: a bound that costs nothing and, near it, the bytes found by tracing a step.
+"""Memory that training needs: a cheap upper bound and, where it does not decide, the bytes of a traced step.
 
-A trace counts every tensor that the trainer's own step makes, from its birth to its death, so no part has a formula.
+A trace counts every tensor that the trainer's own step makes, as long as it lives, so no part needs a formula.
 Small models are traced on real tensors, large ones on PyTorch's fake tensors, which have shapes and no memory; both
 give the same bytes.
 """
@@ -33,19 +33,19 @@ from caddie.train.settings import Train
 from caddie.train.trainer import Trainer
 
 _REAL_FLOPS = 2e11
-"""FLOPs up to which real tensors are traced: two seconds, as long as importing the compiler takes for fake ones."""
+"""Most FLOPs traced on real tensors: two seconds, the time that fake tensors take to import the compiler."""
 _LIBRARIES = 64 << 20
-"""Code that PyTorch loads for its first step, and memory that its kernels keep."""
+"""Bytes of the code that PyTorch loads for its first step, and of the memory that its kernels keep."""
 _HOLES = 0.65
 """Fragmentation of the heap by a step on a CPU: bytes lost for each byte of its blocks there.
 
-PyTorch asks for aligned blocks, for which glibc needs a little more than the block: the place of one that was freed is
-too small for the next of its size. Larger blocks are mapped one by one and leave none (`docs/log.md`).
+PyTorch asks for aligned blocks, for which glibc needs a little more than the block, so a freed place is too small for
+the next block of that size. Larger blocks are mapped one by one and leave no holes (`docs/log.md`).
 """
 _READY_BATCHES = 8
-"""Micro-batches on their way from the shards to the step, and those of the warm-up."""
+"""Micro-batches in memory: those between the shards and the step, and those of the warm-up."""
 _STATE_BYTES, _ACTIVATION_BYTES = 64, 4.0
-"""Bounds of memory: bytes per weight, and bytes per token for each product of a step over the width. The shipped
+"""Upper bounds: bytes per weight, and bytes per token for each FLOP of a step per token over the width. The shipped
 recipes need 16 to 41 and 0.8 to 2.5 (`docs/log.md`)."""
 _PLENTY = 0.5
 """Part of the free memory below which a bound is enough and nothing is traced."""
@@ -63,27 +63,27 @@ class MemoryEstimate:
     state: int
     """Weights, optimizers' state and averages, and the warm-up's copy of them."""
     step: int
-    """Bytes that a step makes beside them: gradients, activations, logits, updates, data."""
+    """Bytes that a step makes beside the state: gradients, activations, logits, updates, data."""
     traced: bool = True
     """False for an upper bound."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of the three."""
         return self.process + self.state + self.step
 
     def __str__(self) -> str:
         return f"{'about' if self.traced else 'less than'} {self.total / GIB:,.1f} GiB"
 
     def needed(self, ranks: Ranks) -> int:
-        """Return the bytes that must fit: of all processes on a CPU; on a GPU `state`, which compiling cannot save."""
+        """Return the bytes that must fit: on a CPU of all processes, on a GPU `state`, which compiling never saves."""
         return self.state if ranks.device.type == "cuda" else ranks.world * self.total
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors that operations make, while they live, and holes in the heap.
+    """Counts the bytes of tensors that operations make, while they live, and of holes in the heap.
 
-    Numbers read from a tensor are 1.
+    Every number read from a tensor is 1.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstimate:
     """Return the memory of one of the processes that train these settings.
 
-    That of uncompiled steps; compiled ones need less. Packing and scoring come after training: see `stage_memory.py`.
+    Steps are uncompiled; compiled ones need less. Packing and scoring come after training: see `stage_memory.py`.
     """
     micro, length = train.micro_tokens(ranks.world), train.longest_row
     group = train.loader.group if isinstance(train.loader, PackedDocuments) else 1
@@ -128,7 +128,7 @@ def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEst
     shard[0] = _BOS
     stream = train.loader.build([shard], tokens=2 * length, sequence_length=length, seed=0, bos=_BOS)
     rows = 1 if len(stream.micro_batch(0).inputs) == 1 else micro // length
-    parts = 2 if train.micro_batches > ranks.world else 1  # the gradients of one stand beside a forward of the next
+    parts = 2 if train.micro_batches > ranks.world else 1  # one part's gradients live in the next one's forward
     real = parts * micro * flops_per_token(gpt, length) < _REAL_FLOPS
     mode = nullcontext() if real else FakeTensorMode()
     process = psutil.Process().memory_info().rss + _LIBRARIES
@@ -151,7 +151,7 @@ def estimate_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEst
 def bound_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstimate:
     """Return an upper bound, by counting weights and products.
 
-    Each number that a step keeps for its backward costs a product over some width, forward, and two backward.
+    Each number that a step keeps for its backward costs one product over some width forward, and two backward.
     """
     model = gpt.outline()
     weights = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
@@ -161,7 +161,7 @@ def bound_memory(gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> MemoryEstima
 
 
 def judge_memory(gpt: GPT, train: Train, ranks: Ranks, progress: Progress = SILENT) -> tuple[MemoryEstimate, str]:
-    """Return the memory of one process, and why training does not fit this machine, empty if it does.
+    """Return the memory of one process, and why training does not fit this machine, empty if it fits.
 
     A step is traced, which takes seconds, only where the bound comes near the memory that is free.
     """
@@ -176,9 +176,9 @@ def judge_memory(gpt: GPT, train: Train, ranks: Ranks, progress: Progress = SILE
 def shortage(estimate: MemoryEstimate, gpt: GPT, train: Train, ranks: Ranks = Ranks()) -> str:
     """Return one line that says why training of this estimate does not fit this machine, empty if it does.
 
-    It names the smallest `train.micro_batches` that fits. The program does not choose it by itself, for the order of
-    the data may depend on it, and then a run would depend on what else the machine did. On a GPU only what compiling
-    cannot save is held against its memory.
+    It names the smallest `train.micro_batches` that fits. It does not set that number itself: the order of the data may
+    depend on it, and then a run would depend on what else the machine did. On a GPU only the memory that compiling
+    cannot reduce is compared.
     """
     on_gpu, free = ranks.device.type == "cuda", free_bytes(ranks.device, ranks.started)
     if (need := estimate.needed(ranks)) <= free:
@@ -222,7 +222,8 @@ def raise_on_all_ranks(text: str, what: str, ranks: Ranks) -> None:
 def enough_memory(gpt: GPT, train: Train, ranks: Ranks, phases: Phases) -> Iterator[None]:
     """Refuse training that does not fit; if memory runs out in the block after all, say so in one line.
 
-    Raises `UserError` both times. Of several processes the first says it; the others end with status 2.
+    Raises `UserError` in both cases. When several processes refuse, only the first raises it; the others end with
+    status 2.
     """
     estimate, text = judge_memory(gpt, train, ranks, phases.progress)
     raise_on_all_ranks(text, "training", ranks)

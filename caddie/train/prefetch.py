@@ -57,7 +57,7 @@ class Uploads:
         begun = batch.begun(self._bos)
         if self._stream is None:
             return DeviceBatch(inputs, targets, begun)
-        # A new thread is on GPU 0, and leaving a stream alone would open a context there for every process.
+        # A new thread is on GPU 0; without the device, leaving a stream would open a context there for every process.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             inputs, targets = (t.pin_memory().to(self._device, non_blocking=True) for t in (inputs, targets))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class Uploads:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(batch.copied)
             for tensor in (batch.inputs, batch.targets):
-                tensor.record_stream(stream)  # its memory goes to no other batch before this one was used
+                tensor.record_stream(stream)  # its memory is reused only after this batch was used
         return batch
 
 
@@ -78,7 +78,7 @@ class Uploads:
 def prefetch(
     stream: Stream, indices: Iterable[int], device: torch.device, bos: int, ready: int = 4
 ) -> Iterator[Iterator[DeviceBatch]]:
-    """Yield the stream's micro-batches of these indices on the device, made and copied by a thread `ready` ahead.
+    """Yield the stream's micro-batches of these indices on the device; a thread makes and copies them, `ready` ahead.
 
     `bos` is the id that begins every document.
     """

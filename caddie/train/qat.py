@@ -21,13 +21,13 @@ class QAT(Config):
     """Socket: fake quantization of a weight W in the forward, W + strength · (Q(W) - W)."""
 
     quantizer: Quantizer = Rows()
-    """Quantizer Q; should be that of `pack.quantizers`."""
+    """Quantizer Q; should be the one in `pack.quantizers`."""
     strength: Annotated[Number, NumberRange(0.0, 1.0)] = Ramp(start=0.0, end=1.0, begin=0.85, finish=0.85)
-    """From 0, the plain weight, to 1, the quantized. As in #1559 the last 15 % of the budget are quantized."""
+    """From 0, the plain weight, to 1, the quantized weight; by default 1 in the last 15 % of the budget (#1559)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.quantizer.fake(torch.zeros(1, 1))  # raises `UserError` for a quantizer that cannot
+        self.quantizer.fake(torch.zeros(1, 1))  # raises `UserError` if the quantizer cannot do it
 
     @abstractmethod
     def quantized(self, weight: Tensor, view: View) -> Tensor:
@@ -41,8 +41,8 @@ class QAT(Config):
 class View:
     """Fake-quantized view that a linear layer has of its weight, at first of strength 0.
 
-    Numbers that change over the run are tensors. A Python number would become a constant of the compiled model, as the
-    records' switch did, which therefore never acted.
+    Numbers that change over the run are tensors. A Python number would become a constant of the compiled model: for
+    that reason the records' switch never acted.
     """
 
     def __init__(self, config: QAT, device: torch.device) -> None:

@@ -31,7 +31,7 @@ class Train(Config):
     """Settings of training."""
 
     seconds: Annotated[float, Range(0.01, 1e8)] | None = None
-    """Wall-clock budget. With `steps` set too, whichever runs out first ends the run."""
+    """Wall-clock budget in seconds. With `steps` set too, whichever runs out first ends training."""
     steps: Count | None = None
     """Budget in optimizer steps."""
     batch_tokens: IntSchedule = 524_288
@@ -59,37 +59,43 @@ class Train(Config):
     z_loss: NonNegative = 0.0
     """Factor on the mean squared log of the softmax's denominator, added to the loss (PaLM, arXiv 2204.02311)."""
     prefix_loss: NonNegativeNumber = 0.0
-    """Factor on the cross-entropy of each target's longest prefix among the ids (prefix-token loss), from the same
-    logits, added to the loss; a target that no id is a prefix of adds nothing."""
+    """Factor on the prefix-token loss, added to the loss: cross-entropy, from the same logits, of the longest other id
+    that is a prefix of the target. A target without such an id adds nothing."""
     qat: Mapping[str, QAT] = field(default_factory=dict)
     """Role or name pattern to quantization-aware training (QAT) of linear weights; the last match wins."""
     averaging: Averaging | None = None
     """Average of the weights that the run packs, or none for the last weights."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the forward; auto is bfloat16 on a GPU, the faster on a CPU that has bfloat16 products."""
+    """Number format of the forward; auto is bfloat16 on a GPU of compute capability 8.0 or more, else float32.
+
+    On a CPU with bfloat16 products, auto takes the faster of the two if `seconds` is set and one process trains.
+    """
     float8: tuple[ModelPart, ...] = ()
     """Parts whose linear layers multiply in float8, forward and backward, in training alone.
 
-    Activations and weights are rounded to e4m3 and gradients to e5m2, each tensor over one scale. On a device without
+    Activations and weights are rounded to e4m3 and gradients to e5m2, with one scale per tensor. On a device without
     float8 products the rounding is emulated, which shows its effect on the model and takes longer.
     """
     compile: Literal["auto", "always", "never"] = "auto"
-    """Use of torch.compile; auto compiles on a GPU, and on a CPU if that wins back its time within `seconds`."""
+    """Use of torch.compile; auto compiles on a GPU, and on a CPU if compiling pays within `seconds`."""
     cuda_graphs: Literal["auto", "always", "never"] = "never"
     """Use of CUDA graphs, which replay the recorded kernels of a micro-batch; auto takes the faster.
 
-    That saves kernel launches, which small models wait for, and takes up to twice the memory of a micro-batch. Until it
-    has been measured on a GPU, never is the default.
+    Replays save kernel launches, which small models wait for, and take up to twice the memory of a micro-batch. The
+    default is never until they have been measured on a GPU.
     """
     warmup_steps: Annotated[int, Range(0, 1000)] = 3
-    """Steps on random tokens before the clock starts, undone afterwards; the learning rate has its own (`StepRamp`)."""
-    checkpoint_seconds: Positive = 60.0
-    """Training time between checkpoints."""
-    held_out_tokens: Count | None = None
-    """Tokens at the end of the training text that are not trained on, to draw a curve of their loss; or none.
+    """Steps on random tokens before the clock starts, for each shape of a step, undone afterwards.
 
-    The loss is measured at most fifty times, and before and after training, by the first process. That counts as time
-    of training and takes at most a hundredth of it. The validation split is not touched.
+    The learning rate has a warm-up of its own, `StepRamp`.
+    """
+    checkpoint_seconds: Positive = 60.0
+    """Seconds of training between checkpoints."""
+    held_out_tokens: Count | None = None
+    """Tokens at the end of the training text to hold out of training, for a curve of their loss, or none.
+
+    The first process measures the loss at most fifty times during training; that counts as training time and takes at
+    most a hundredth of it. It also measures before and after, off the clock. The validation split is not touched.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Forecast the artifact before and during training: its bytes, and what quantization will cost."""
+"""Forecast the artifact before and during training: its bytes, and the loss that quantization adds."""
 
 import math
 import time
@@ -28,10 +28,10 @@ Floats = npt.NDArray[np.float64]
 
 _TIMES = 20  # forecasts over the budget, where they are quick enough
 _FORECAST_SHARE, _CODING_SHARE, _OBSERVE_SHARE = 0.002, 0.001, 0.001
-"""Largest parts of the time so far for forecasts, for coding in them, and for reading gradients."""
+"""Largest parts of the training time so far: for forecasts, for coding in them, and for reading gradients."""
 _SAMPLE = 1 << 18
-"""Weights to sample from a group of tensors of one shape and quantizer. The sampled rows are coded together and are
-about as many as one tensor has, because a coder adapts as it codes."""
+"""Weights to sample from a group of tensors of one shape and quantizer. The sampled rows are coded together, about as
+many as one tensor has, because a coder adapts as it codes."""
 _PREFIX = 1 << 13  # first elements of an array that are coded on the clock
 _LEAST_ROWS = 8
 _LEAST_ENTROPY = 1 / 16  # of an array's bytes: below that, its coded size depends on other things than entropy
@@ -40,11 +40,11 @@ _UNTRAINED_NATS = 5.0
 """Nats per token that losing all weights is assumed to cost, to second order, until a gradient is known. It was 4.4 to
 4.8 in three of four trained mini models, 24 in one. Half of it is for tables, half for all else."""
 _TABLE_BITS, _MATRIX_BITS = 0.1, 0.3
-"""Bits a weight saved because later columns take up the errors of those before: 0.03 to 0.18 in tables and 0.2 to 0.5
-in most matrices of these models."""
+"""Bits saved per weight because later columns compensate the errors of earlier ones: 0.03 to 0.18 in tables and 0.2 to
+0.5 in most matrices of these models."""
 _STEP_BITS = 4.0  # bits that the step of a row or column of `Waterfilling` takes in the file, about
-_SURELY, _PERHAPS = 1.02, 0.99  # parts of the cap from which on a file is said to be too big, or to be so perhaps
-_PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # deviations of Gaussian weights
+_SURELY, _PERHAPS = 1.02, 0.99  # parts of the cap from which a file is too big, surely or perhaps
+_PER_OCTAVE, _LEAST_OCTAVE, _MOST_OCTAVE = 8, -60, 20  # grid of deviations of Gaussian weights
 _OCTAVES = np.arange(_LEAST_OCTAVE * _PER_OCTAVE, _MOST_OCTAVE * _PER_OCTAVE + 1) / _PER_OCTAVE
 _FEW_STEPS, _MANY_STEPS = -8, 4  # octaves of a deviation in steps beyond which nothing need be integrated
 
@@ -72,31 +72,31 @@ class Forecaster:
     """
 
     def __init__(self, gpt: GPT, config: Pack, size: Callable[[Dequantizers, list[Section]], int]) -> None:
-        """`size` gives the bytes of the whole file that holds sections of weights."""
+        """Take `size`, which returns the bytes of the whole file that holds given sections of weights."""
         model = gpt.outline()
         self.config = config
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self.tables = {name for name, declared in declarations(model).items() if declared.role == "embedding"}
         self.quantizers = assign(config.quantizers, model, "pack.quantizers")
         dequantizers = {rule: quantizer.dequantizer for rule, quantizer in config.quantizers.items()}
-        if config.correction is not None:  # of which matrices will be seen; here of the largest
+        if config.correction is not None:  # packing chooses the matrices; here the largest
             matrices = config.correction.eligible(dict(model.named_parameters()), self.quantizers)
             for name in sorted(matrices, key=lambda name: -math.prod(self.shapes[name]))[: config.correction.matrices]:
                 self.quantizers[name] = config.correction.of(self.quantizers[name])
                 dequantizers[name] = self.quantizers[name].dequantizer
-        # Checksums and lengths of the sections do not compress: names stand in for what would be in them.
+        # Checksums and lengths of the sections do not compress: names stand in for their contents.
         sections = [Section(PREFIX + name, name.encode()) for name in self.shapes]
         self.fixed_bytes = size(dequantizers, sections) + sum(2 - len(section.data) for section in sections)
         self.groups: dict[tuple[Quantizer, tuple[int, ...]], list[str]] = {}
         """Names of the weights of one shape and quantizer."""
         for name, quantizer in self.quantizers.items():
             self.groups.setdefault((quantizer, self.shapes[name]), []).append(name)
-        self.ratios: dict[tuple[str, ...], _Ratios] = {}  # of each group, the one that was looked at longest ago first
+        self.ratios: dict[tuple[str, ...], _Ratios] = {}  # of each group; the one measured longest ago first
         self.squares: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         """Fisher information of rows and of columns, and how many rows a gradient reached, on the device."""
         self.learned: Collection[str] = ()
-        """Names of the weights that training sees quantized, which quantizing costs nothing more."""
-        self._first: dict[str, Tensor] | None = None  # gradients that wait for those of the next step
+        """Names of the weights that training sees quantized; quantizing them adds no loss."""
+        self._first: dict[str, Tensor] | None = None  # gradients of the first step of a pair
         self._gradients = 0.0  # number of gradients in the average, by weight
         self._now = self._observed = 0.0
         self._spent = self._coding = self._observing = self._cost = 0.0
@@ -108,7 +108,7 @@ class Forecaster:
         self._now = train_progress.progress
         if self._first is not None:
             return True
-        # The last is not left out, because those before it say little of the end.
+        # The last forecast is always made, because earlier ones say little about the end.
         return now > before and (self._observing <= _OBSERVE_SHARE * train_progress.seconds or now == _TIMES - 1)
 
     def affordable(self, train_progress: TrainProgress) -> bool:
@@ -144,7 +144,7 @@ class Forecaster:
     def events(
         self, weights: Mapping[str, Tensor], train_progress: TrainProgress, anew: bool = False
     ) -> list[dict[str, Any]]:
-        """Return a `forecast` event, and a note the first time that the file would be too big, perhaps or surely."""
+        """Return a `forecast` event, and a note the first time that the file is too big, perhaps or surely."""
         found = self.forecast(weights, train_progress.seconds, anew)
         fit, cap = self.config.fit, self.config.cap_bytes
         event = {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.predicted_loss}
@@ -163,9 +163,9 @@ class Forecaster:
 
     @torch.no_grad()
     def forecast(self, weights: Mapping[str, Tensor], seconds: float = 0.0, anew: bool = False) -> Candidate:
-        """Forecast the file of these weights, on the clock after so many seconds: its bytes and loss, without arrays.
+        """Forecast bytes and loss of these weights' file, on the clock after `seconds`; the candidate has no arrays.
 
-        With `anew` it is off the clock and codes all that it looks at, which may take seconds.
+        With `anew`, off the clock, it codes all samples again, which may take seconds.
         """
         began = time.perf_counter()
         if anew:
@@ -196,7 +196,7 @@ class Forecaster:
 
 
 class _Estimates(Candidates):
-    """Candidates whose sizes and losses are estimates, and which hold no arrays."""
+    """Candidates with estimated sizes and losses, and without arrays."""
 
     def __init__(self, of: Forecaster, weights: Mapping[str, Tensor], spare_seconds: float) -> None:
         self.renewed = next((group for group, known in of.ratios.items() if known.seconds <= spare_seconds), None)
@@ -239,7 +239,7 @@ class _Estimates(Candidates):
         return bits if len(self.of.shapes[name]) > 1 else 0.0
 
     def _rounded(self, quantizers: Mapping[str, Quantizer]) -> dict[str, tuple[float, float]]:
-        """Bytes and nats of a group by quantizing the sample."""
+        """Return bytes and nats of each weight of a group, from its quantized sample."""
         quantized = {name: quantizer.quantize(self.weights[name]) for name, quantizer in quantizers.items()}
         ratios = self._ratios(quantized)
         found = {}
@@ -256,7 +256,7 @@ class _Estimates(Candidates):
         return found
 
     def _ratios(self, quantized: Mapping[str, Arrays]) -> dict[str, float]:
-        """Bytes over entropy for each array of a group; sampled rows of several tensors are coded as those of one."""
+        """Return bytes over entropy for each array of a group; sampled rows are coded as one tensor."""
         group = tuple(quantized)
         known = self.of.ratios.get(group)
         if known is None or self.renewed == group:
@@ -265,7 +265,7 @@ class _Estimates(Candidates):
             seconds = time.perf_counter() - began
             if known is None:
                 whole = self._coded(quantized)
-            else:  # few elements take more than their share, whenever one looks at them
+            else:  # a prefix takes more than its share of bytes, each time alike
                 whole = {key: known.whole[key] * prefix[key] / known.prefix[key] for key in prefix}
             self.of.ratios.pop(group, None)
             self.of.ratios[group] = known = _Ratios(whole, prefix, seconds)
@@ -297,7 +297,7 @@ class _Estimates(Candidates):
         return float(counts @ bits + sides) / 8 + 4 * LENGTH_BYTES + 8, 0.5 * quantizer.step**2 * float(counts @ errors)
 
     def _deviations(self, name: str) -> Floats:
-        """Count the whole tensor's weights by the octave of their deviation, the unit being an error of 1/2 nat."""
+        """Count the whole tensor's weights by octave of their deviation; its unit is an error that costs 1/2 nat."""
         rows, columns = self.costs[name]
         energy = rows[:, None] * as_matrix(self.weights[name]).square() * columns
         over = [part.clamp_min(2.0**-100).log2() for part in (energy.sum(1), energy.sum(0), energy.sum())]
@@ -308,7 +308,7 @@ class _Estimates(Candidates):
 
 
 def _moved(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """The weight, with noise of the usual size if each row is constant, as it only is before training."""
+    """Return the weight, with noise of the usual size if each row is constant, as only before training."""
     rows = as_rows(weight)
     if not rows.numel() or not torch.equal(rows.amax(1), rows.amin(1)):
         return weight
@@ -326,7 +326,7 @@ def _entropy_bytes(array: npt.NDArray[np.generic]) -> float:
 
 
 def _gaussian(octaves: Floats) -> tuple[Floats, Floats]:
-    """Bits, and mean squared error in steps, of Gaussian numbers whose deviation is 2^octaves steps, when rounded."""
+    """Return bits and mean squared error, in steps², of rounded Gaussian numbers of deviation 2^octaves steps."""
     table, bits, errors = _rounded()
     fine = octaves + 0.5 * math.log2(2 * math.pi * math.e)
     found = np.where(octaves > _MANY_STEPS, fine, np.interp(octaves, table, bits, left=0.0))
@@ -336,7 +336,7 @@ def _gaussian(octaves: Floats) -> tuple[Floats, Floats]:
 
 @cache
 def _rounded() -> tuple[Floats, Floats, Floats]:
-    """The curves of `_gaussian` at a sixteenth of an octave apart."""
+    """Return octaves, a sixteenth apart, and the bits and errors of `_gaussian` there."""
     octaves = torch.arange(16 * _FEW_STEPS, 16 * _MANY_STEPS + 1, dtype=torch.float64) / 16
     deviations = 2.0 ** octaves[:, None]
     integers = torch.arange(-160, 161, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Memory that calibration, packing and scoring need after training: upper estimates from shapes and settings.
 
-Nothing is traced: packing depends on numbers that are only known after training, and few tensors make up most of it.
+Nothing is traced: packing depends on numbers that are only known after training, and a few tensors take most of the
+memory.
 """
 
 import math
@@ -24,9 +25,9 @@ from caddie.train.memory import raise_on_all_ranks
 
 _FLOAT = 4
 _KEPT_BYTES = 3.0
-"""Bytes per token for each product of a forward over the width, where its graph is kept, as in training."""
+"""Bytes per token for each FLOP of a training step per token over the width, where the graph of a forward is kept."""
 _FORWARD_BYTES = 0.5
-"""The same without a graph."""
+"""Same for a forward without a graph."""
 _LOGITS = 6
 """Tensors of the size of the logits that live at once: logits, their softmax, signs and products, gradients."""
 _CANDIDATES = 17
@@ -34,9 +35,9 @@ _CANDIDATES = 17
 _CANDIDATE_BYTES = 3
 """Bytes per weight of a candidate: integers, coded section; one of them may be dequantized."""
 _HELD_BYTES = 16
-"""Bytes per weight of what a run holds after training: last and averaged weights, and the models they are put in."""
+"""Bytes per weight that a run holds after training: last and averaged weights, and the models that take them."""
 _CODER_BYTES = 220 << 20
-"""A process of the pool: PyTorch, NumPy and the array that it codes."""
+"""Bytes of a process of the pool: PyTorch, NumPy and the array that it codes."""
 _CONTEXT_BYTES = 50
 """Bytes that the n-gram tilt keeps for each context, of which there are at most as many as tokens."""
 
@@ -51,7 +52,7 @@ class StageMemory:
     process: int
     calibrating: int
     packing: int
-    """Packing proper, with the processes that code."""
+    """Packing itself, with the processes that code."""
     scoring: int
 
     def needed(self, stage: Stage, processes: int = 1) -> int:
@@ -66,7 +67,10 @@ class StageMemory:
 
 
 def estimate_stages(gpt: GPT, pack: Pack, scoring: Scoring, predictions: int = 0) -> StageMemory:
-    """Return the memory of calibration, packing and scoring; `predictions` are those of the held-out text, if known."""
+    """Return the memory of calibration, packing and scoring.
+
+    `predictions` is the number of predictions in the held-out text, 0 if unknown.
+    """
     model = gpt.outline()
     process = int(psutil.Process().memory_info().rss)
     return StageMemory(process, *_packing(gpt, model, pack, scoring), _scoring(gpt, model, scoring, predictions))
@@ -75,10 +79,10 @@ def estimate_stages(gpt: GPT, pack: Pack, scoring: Scoring, predictions: int = 0
 def check_stages(
     gpt: GPT, pack: Pack, scoring: Scoring, predictions: int, ranks: Ranks, stages: Mapping[Stage, int] | None = None
 ) -> None:
-    """Raise `UserError` if packing or scoring will not fit this machine, with the number and a setting that fits.
+    """Raise `UserError` if packing or scoring will not fit this machine, with the bytes and a setting that fits.
 
-    `stages` are those that come, each with the processes of this machine that do it: unless given, all `ranks`
-    calibrate and one process scores, as in a run.
+    `stages` maps each coming stage to its number of processes on this machine; by default all `ranks` calibrate and one
+    process scores, as in a run.
     """
     if ranks.device.type != "cpu":
         return
@@ -132,7 +136,7 @@ def _smaller(scoring: Scoring) -> Iterator[dict[str, Any]]:
 
 
 def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int, int]:
-    """Return the memory of calibrating and of packing proper."""
+    """Return the bytes of calibrating and of packing itself."""
     shapes = {name: as_matrix(weight).shape for name, weight in model.named_parameters()}
     weights = sum(map(math.prod, shapes.values()))
     held, hessians, calibrating = _HELD_BYTES * weights, 0, 0
@@ -141,7 +145,7 @@ def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int,
         sizes = {name: _FLOAT * width**2 * (2 if name in used else 1) for name, (_, width) in shapes.items()}
         hessians = sum(sizes.values())
         tokens = _calibration_tokens(pack.calibration, scoring.sequence_length)
-        # The sums stand beside the calibrations that are made of them.
+        # The sums are in memory beside the calibrations made from them.
         calibrating = hessians + _FLOAT * weights + tokens * _token(gpt, scoring, _KEPT_BYTES, _LOGITS)
         hessians += 4 * max(sizes.values())  # the inverse of the largest, and its factors
     candidates = _CANDIDATES if pack.fit is not None else 1
@@ -151,7 +155,7 @@ def _packing(gpt: GPT, model: Model, pack: Pack, scoring: Scoring) -> tuple[int,
 
 
 def _calibration_tokens(text: CalibrationText, length: int) -> int:
-    """Return the tokens of a batch of calibration: one row for a user's class, of which no more is known."""
+    """Return the tokens of a calibration batch: one row for a user's class, whose batch is unknown."""
     match text:
         case SelfGenerated(batch=rows):
             return rows * length

@@ -1,4 +1,4 @@
-"""The trainer: model, optimizers and average, and the steps on them."""
+"""Trainer: model, optimizers and average, and the steps that change them."""
 
 import math
 import shutil
@@ -61,7 +61,8 @@ class Execution(NamedTuple):
 class Trainer:
     """Model, optimizers, average and QAT views, with the steps that change them.
 
-    `prefixes` are the tokenizer's, for `train.prefix_loss`; for random tokens, which have none, id // 2 stands in.
+    `prefixes` are the tokenizer's, for `train.prefix_loss`: the longest prefix of each id, -1 for none. Random tokens
+    have no tokenizer; then id // 2 stands in.
     """
 
     def __init__(self, gpt: GPT, config: Train, seed: int, ranks: Ranks, prefixes: Integers | None = None) -> None:
@@ -72,7 +73,7 @@ class Trainer:
         self.model = build(gpt, seed, ranks.device)
         self.parameters = dict(self.model.named_parameters())
         self.trained = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
-        """All but those that the model's settings leave untrained."""
+        """All parameters but those that the model's settings leave untrained."""
         chosen = assign({rule: rule for rule in config.optimizers}, self.model, "train.optimizers")
         self.updaters: dict[str, Updater] = {}
         for rule, optimizer in config.optimizers.items():
@@ -108,7 +109,7 @@ class Trainer:
             table = np.arange(gpt.vocabulary) // 2 if prefixes is None else prefixes
             self.prefixes = torch.tensor(table, device=ranks.device)
         self.documents = 0
-        """Documents that attention within documents has room for; a micro-batch with more makes more room."""
+        """Documents per micro-batch that document attention has room for; a micro-batch with more makes more room."""
         self.observe: Callable[[Mapping[str, Tensor], float], None] | None = None
         """Called once after the next micro-batch with the parameters, which hold the gradients of its tokens alone, and
         the factor that makes their squares the Fisher information per token."""
@@ -120,7 +121,7 @@ class Trainer:
 
     @cached_property
     def compiled_losses(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """The forward of a compiled model."""
+        """Compiled `_losses`."""
         return compiled_here(self._losses)
 
     def compile(self, compiled: bool) -> None:
@@ -165,7 +166,7 @@ class Trainer:
     def step(self, batches: Batches, train_progress: TrainProgress, bos: int, lr_scale: float | None = None) -> float:
         """Make one optimizer step and return its mean loss, NaN if the loss or the gradient is not finite.
 
-        `lr_scale` takes the place of the learning-rate schedule.
+        `lr_scale` replaces the learning-rate schedule.
         """
         return self.launch(batches, train_progress, bos, lr_scale).read()
 
@@ -174,8 +175,8 @@ class Trainer:
     ) -> AsyncScalar:
         """Launch one optimizer step and return the loss of `step`; reading it waits for the whole step.
 
-        A loss that is not finite changes nothing, except on an asynchronous device: there the weights have changed when
-        it becomes known, so read it before saving anything.
+        A step without a finite loss changes nothing, except on an asynchronous device: there the weights have changed
+        before the loss is known, so read it before saving anything.
         """
         losses = self.gradients(batches, train_progress, bos)
         with self.ranks.together():
@@ -229,9 +230,9 @@ class Trainer:
 
     @torch.no_grad()
     def loss(self, batches: Iterable[Batch], train_progress: TrainProgress, bos: int) -> float:
-        """Return the mean loss on batches of the longest rows, of the model as it is at `train_progress`, uncompiled.
+        """Return the mean loss on batches of longest rows, in nats per token, uncompiled, as at `train_progress`.
 
-        Waits for the device. Weights are fake-quantized as in a step at `train_progress`.
+        It waits for the device. Weights are fake-quantized as in a step at `train_progress`.
         """
         self.views.set(train_progress)
         stage, length, total, count = self.model.stage(train_progress.progress), self.config.longest_row, 0.0, 0
@@ -244,8 +245,8 @@ class Trainer:
         return total / count
 
     def attention(self, length: int) -> str:
-        """Return the names of the implementations of attention over rows of `length` here, in the run's last step."""
-        device, last, names = self.ranks.device, math.nextafter(1.0, 0.0), []  # at 1.0 bounds may be those of scoring
+        """Return the names of the attention backends for rows of `length` on this device, in the run's last step."""
+        device, last, names = self.ranks.device, math.nextafter(1.0, 0.0), []  # at 1.0 the bounds may be for scoring
         for block in self.model.config.blocks:
             if isinstance(attention := block.attention, GroupedQueryAttention):
                 documents = attention.scope == "document"
@@ -265,7 +266,7 @@ class Trainer:
             parameter.grad = None
 
     def update_average(self, train_progress: TrainProgress, lr_scale: float) -> None:
-        """Update the average, after a step with that factor on its learning rates."""
+        """Update the average after a step with the factor `lr_scale` on its learning rates."""
         if self.average is not None:
             self.average.update(self.parameters, train_progress, lr_scale)
 
@@ -278,7 +279,7 @@ class Trainer:
         return inputs, targets, inputs == bos
 
     def state(self) -> dict[str, Tensor]:
-        """Return every tensor that a step changes, by name; the tensors themselves. All ranks call it together."""
+        """Return every tensor that a step changes, by name: the tensors, not copies. All ranks call it together."""
         states: dict[str, Mapping[str, Tensor]] = {"weights": self.parameters}
         states |= {f"optimizers/{rule}": updater.state() for rule, updater in self.updaters.items()}
         states |= {"average": self.average.state()} if self.average else {}

@@ -32,8 +32,8 @@ gradient of what comes before it until it has moved. A run with fewer warm-up st
 def warmup_steps(train: Train, shapes: int) -> int:
     """Return the steps that the warm-up makes in each of the run's `shapes`, as far as time allows.
 
-    With a budget of steps they are at most a tenth of it, but one for each shape, so that nothing is compiled on the
-    clock.
+    With a budget of steps the warm-up takes at most a tenth of it, but at least one step per shape, so that nothing is
+    compiled on the clock.
     """
     if train.steps is None:
         return train.warmup_steps
@@ -44,9 +44,9 @@ def warm_up(trainer: Trainer, rows: tuple[int, int], progress: Progress = SILENT
     """Run every shape on random tokens, choose precision, threads, compilation and CUDA graphs, and undo the steps.
 
     Return the execution chosen and the number of steps. `rows` is the shape of micro-batches. With a budget of steps
-    alone, no choice that changes a bit depends on the clock, so such a run repeats. Raises `UserError` for a parameter
-    that no gradient reaches in any shape or that never moves, after up to nine more steps. Each step is reported to
-    `progress`.
+    alone, no choice that changes results depends on the clock, so such a run is reproducible. Raises `UserError` for
+    a parameter that no gradient reaches in any shape or that never moves, after up to nine more steps. Each step is
+    reported to `progress`.
     """
     warming = _WarmUp(trainer, rows, progress)
     return warming.run(), warming.steps
@@ -75,7 +75,7 @@ class _WarmUp:
         chosen = self.choose_execution(executions)
         self.choose_compiling()
         self.choose_recording()
-        for turn in range(steps):  # every shape once before any twice, for time may run out
+        for turn in range(steps):  # every shape once before any twice: time may run out
             for train_progress in self.points if turn == 0 or not self.out_of_time() else ():
                 self.step(train_progress)
         checks = trainer.config.warmup_steps >= _CHECKING_STEPS
@@ -89,7 +89,7 @@ class _WarmUp:
         unmoved = self.unmoved(saved)
         for name, tensor in trainer.state().items():
             tensor.data.copy_(saved[name])
-        still = unmoved - self.unreached  # a gradient reaches them, which then reaches no others
+        still = unmoved - self.unreached  # a gradient reaches them; as they stay put, it may reach no others
         if checks and tame and self.unreached and not still:
             raise UserError(
                 f"no gradient reaches {_some(self.unreached)}: nothing that the loss depends on reads it, or two"
@@ -111,8 +111,8 @@ class _WarmUp:
     def choose_execution(self, executions: list[Execution]) -> Execution:
         """Choose precision and threads, measured on uncompiled steps if anything is timed.
 
-        Where trying all would take more than its part of the run, the usual one is taken: all threads, and bfloat16
-        where `auto` may have it.
+        If trying all would take too large a part of the run, it takes the usual one: all threads, and bfloat16 where
+        `auto` allows it.
         """
         trainer, compiled = self.trainer, self.trainer.compiled
         if self.timed:  # a graph is compiled anew for each number of threads, which would count as the time of the step
@@ -210,7 +210,7 @@ class _WarmUp:
     def failure(self, train_progress: TrainProgress) -> str:
         """Compute the gradients of a step and return the error of any rank in a line, empty if there is none.
 
-        It makes no step: a rank that failed within one would leave the others waiting for what it sends.
+        It makes no step: a rank that failed in a step would leave the others waiting for its part.
         """
         failure = ""
         try:
@@ -253,7 +253,7 @@ class _WarmUp:
 
 
 def _tries(executions: Sequence[Execution]) -> int:
-    """Return the least steps that the choice between these executions takes."""
+    """Return the least number of steps that the choice between these executions takes."""
     return 2 + 2 * len(executions) if len(executions) > 1 else 0
 
 
@@ -265,7 +265,7 @@ def warmup_seconds(train: Train, shapes: int, step_seconds: float) -> float:
 
 
 def _choice_seconds(budget: Budget) -> float:
-    """Return the seconds for a choice that the whole run depends on: a fiftieth of it, half a second to three."""
+    """Return the seconds for a choice that the whole run depends on: a fiftieth of the run, within 0.5 to 3."""
     return min(max(0.5, 0.02 * (budget.seconds or 0.0)), 3.0)
 
 

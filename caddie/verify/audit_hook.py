@@ -15,17 +15,17 @@ from caddie.verify.sandbox import runtime_paths
 
 @contextmanager
 def watch_reads(allowed: Iterable[Path] = ()) -> Iterator[list[str]]:
-    """Record in a list, by a phrase each, what this process uses in the block beyond `allowed` and Python's own files.
+    """Record in a list of phrases what this process uses in the block beyond `allowed` and Python's own files.
 
-    `allowed` are files, or folders with all that is in them. Python's own files are those that the sandbox holds and
+    `allowed` are files, or folders with their contents. Python's own files are those that the sandbox holds and
     this process's entries in /proc. Folders of `sys.path` may be listed, and entries of `sys.path` that do not exist
     may be opened for reading. Other threads are recorded as well.
 
-    Native code may open files without an audit event (safetensors, SentencePiece, `torch.from_file`), and reading on in
-    an open file raises none. An empty list is evidence, not proof; the proof is `caddie.verify.sandbox`.
+    Native code may open files without an audit event (safetensors, SentencePiece, `torch.from_file`), and further
+    reads of an open file raise none. An empty list is evidence, not proof; the proof is `caddie.verify.sandbox`.
     """
     with suppress(FileNotFoundError):
-        tempfile.gettempdir()  # opens files once; PyTorch's first optimizer would ask for it
+        tempfile.gettempdir()  # opens files once; else PyTorch's first optimizer would in the block
     own = [*runtime_paths(), "/proc/self", *map(str, allowed)]
     watch = _Watch(tuple(map(os.path.realpath, own)), [])
     watches = _watches()
@@ -70,12 +70,12 @@ class _Watch:
     def _file(self, event: str, arguments: tuple[Any, ...]) -> str | None:
         named = arguments[1 if event == "import" else 0]
         if event == "ctypes.dlopen" and "/" not in os.fsdecode(named or ""):
-            return f"loaded {named or 'the C library'} through ctypes"  # found on the linker's path, not a file's
+            return f"loaded {named or 'the C library'} through ctypes"  # the linker searches its own path for it
         if named == -1 or (event == "import" and named is None):  # memory without a file; a module that is not native
             return None
         path = os.path.realpath(f"{_DESCRIPTORS}/{named}" if isinstance(named, int) else os.fsdecode(named or "."))
         own = any(path == one or path.startswith(one + "/") for one in self.allowed)
-        # Python opens a `sys.path` entry that is no folder as an archive; that of an editable install does not exist.
+        # Python opens a `sys.path` entry that is no folder as an archive; an editable install's entry does not exist.
         read = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         sought = _FILES[event] == "listed" or (read and not os.path.lexists(path))
         sought = sought and any(path == os.path.realpath(folder or ".") for folder in sys.path)

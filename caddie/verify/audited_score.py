@@ -1,4 +1,4 @@
-"""The score of a user's scorer, with an audit of that scoring and a text drawn from the model."""
+"""Score a user's scorer, audit that scoring, and test the scorer on text drawn from the model."""
 
 import secrets
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ from caddie.verify.whole_text import WholeText, audit
 
 _READABLE = "The scorer can read this text in its sandbox, so the score says nothing; name another text."
 _DRAWN_TOKENS, _DRAWN_SECONDS, _WINDOWS = 4096, 2.0, 3
-"""Most tokens, and about the seconds to score, of a text with drawn stretches; it has at least `_WINDOWS` windows."""
+"""Size of a text with drawn stretches: most tokens, and seconds to score it; but at least `_WINDOWS` windows."""
 
 _NEAR_END, _DEVIATIONS = 8, 4.0
-"""Tokens just before the end of a document, at which a scorer that knows the end may use it, and the standard
-deviations beyond which it is not by chance that it gains more there."""
+"""Last tokens of a document, where a scorer that knows its end may gain, and the standard deviations above which such a
+gain is not chance."""
 _OCTAVES, _MOST_NATS = 40, 100.0
-"""Octaves that a document's length may have, and the most that a token costs where it may be impossible."""
+"""Octaves (powers of two) of document lengths, and a cap in nats on the loss of a token called impossible."""
 
 
 def score_audited(
@@ -45,13 +45,13 @@ def score_audited(
     ranks: Ranks,
     seconds: float | None = None,
 ) -> tuple[dict[str, Score], bool, str]:
-    """Return the scores of an artifact with that of the user's scorer `name` on a corpus's text, and its audit.
+    """Return the scores of an artifact, the user's scorer `name` among them, and its audit's result and evidence.
 
-    The audit is False if the scorer could read files or the text, or a leak may have gained more than `changes.GAIN`;
-    its evidence comes last.
+    The result is False if the scorer could read files or the text, or if a leak may have gained more than
+    `changes.GAIN`.
 
-    The audit takes about as long as the scorer did, or as many seconds as given. `CheckFailed` if it finds that tokens
-    are used too early. A scorer that is shown scored tokens alone is not audited.
+    The audit takes about as long as the scorer did, or `seconds` if that is more. Raises `CheckFailed` if the scorer
+    uses tokens too early or gives a token no probability. A scorer that gets only scored tokens is not audited.
     """
     predictions = len(text.tokens) - 1
     losses = {kind: np.zeros(predictions) for kind in ("plain", "user")}
@@ -104,11 +104,11 @@ def score_audited(
 
 
 def _use_of_lengths(whole: WholeText, losses: Mapping[str, Losses], text: Text, seed: int) -> tuple[bool, str]:
-    """Return whether a scorer that is told the lengths of documents gains at most `GAIN` by them, and the evidence.
+    """Return True if a scorer gains at most `GAIN` from knowing the lengths of documents, and the evidence.
 
-    It gains no more than it takes to tell the lengths: an honest one could weigh the predictions for all lengths. Only
-    where documents are so short that this is more than `GAIN`, the text is scored again with the tails of documents
-    exchanged in pairs, so that each document is told another's length.
+    The gain is at most the code length of the lengths: an honest scorer could average its predictions over all lengths.
+    If documents are so short that this exceeds `GAIN`, the text is scored again with the tails of documents exchanged
+    in pairs, so that each document has another's length.
     """
     begins = np.append(0, np.flatnonzero(text.tokens[1:] == text.bos) + 1)
     documents = np.split(text.tokens, begins[1:])
@@ -147,8 +147,8 @@ def _certain(gains: Losses) -> float:
 def _gain_at_ends(losses: Mapping[str, Losses], text: Text) -> float:
     """Return the bits per byte that the scorer gains over the plain scoring where documents end, and just before.
 
-    Just before, it is the part that neither chance explains nor what it gains on the tokens before those: one that
-    learns gains there too, and more and more towards the end.
+    The gain just before an end counts only above chance and above the trend of the tokens before it: a scorer that
+    learns gains more and more towards the end.
     """
     gain, ends = losses["plain"] - losses["user"], np.flatnonzero(text.tokens[1:] == text.bos)
     stops = np.append(ends, len(gain))  # the last document ends with the text

@@ -49,7 +49,7 @@ class ScoredText:
     learns: bool = False
     """True if the scorer learns from tokens that it has scored."""
     fingerprint: Floats | None = None
-    """Of each distribution one number, (N - 1,), that differs if the distributions differ: see `fingerprint`."""
+    """One number for each distribution, (N - 1,), which differs if the distributions differ: see `fingerprint`."""
     ends: Floats | None = None
     """Logarithm of the probability of BOS in each prediction, (N - 1,)."""
     windows: tuple[Window, ...] = ()
@@ -59,8 +59,8 @@ class ScoredText:
     scored_alone: bool = False
     """True if the loop sends the scorer tokens that it has scored and no others, whatever the scorer plans."""
     context: Positions | None = None
-    """First token that each prediction may depend on besides what was learnt in earlier steps, (N - 1,), if the scorer
-    claims that windows or documents are independent; otherwise it may depend on all that was scored before it."""
+    """First token that each prediction may depend on, (N - 1,), besides what was learnt in earlier steps. Set if the
+    scorer claims that windows or documents are independent; None if all tokens scored before may matter."""
 
 
 def fingerprint(log_probabilities: Tensor) -> Floats:
@@ -162,7 +162,7 @@ class LoopScorer(BlackBoxScorer):
 
 
 def in_parts(batch: Sequence[Window], logits: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield the first prediction and the logits of a few at a time, so that as many distributions are in memory."""
+    """Yield a few predictions at a time: number of the first, and their logits. So few distributions are in memory."""
     for window, row in zip(batch, logits, strict=True):
         yield from zip(range(window.first, window.end, _PART), row.split(_PART), strict=True)
 
@@ -183,7 +183,7 @@ class CountingScorer(Scorer):
             setattr(self, claim, getattr(scorer, claim))
 
     def scored(self, nats: Floats) -> ScoredText:
-        """Return the losses of the text that it was run over with the steps in which they were made."""
+        """Return the losses of the text that it has scored, with the segment and step of each."""
         segment = np.searchsorted(self.layout.begins, np.arange(len(nats)), side="right") - 1
         ends_known = bool(self.per_document)
         return ScoredText(nats=nats, step=self.step, segment=segment, probabilities=None, ends_known=ends_known)

@@ -1,7 +1,7 @@
 """Changes of a text that tell whether a scorer knew a token before it was scored.
 
-One place is a token that is replaced, alone or with tokens after it. The distribution stated for it, and all that is
-settled before it, must stay the same. Places are drawn by chance: half of them evenly, half by what the scorer gains
+A place is a token that is replaced, alone or with tokens after it. The distribution stated for it, and all that is
+settled before it, must stay the same. Places are random: half of them uniform, half in proportion to the scorer's gain
 there over the artifact's own model, because a leak that lowers the score gains somewhere.
 """
 
@@ -15,7 +15,7 @@ from caddie.verify.black_box import Floats, Mask, Positions, ScoredText
 from caddie.verify.own_model import Reference
 
 GAIN = 0.005
-"""Bits per byte gained by a leak whose chance of being found is stated."""
+"""Gain of a leak, in bits per byte, for which the probability of finding it is stated."""
 DECIDES = 0.5
 """Least chance of finding a leak of `GAIN` in a user's scorer; with less, a search that finds none is inconclusive."""
 _LONGEST = 3.5
@@ -58,7 +58,7 @@ def may_change_ends(base: ScoredText) -> bool:
 
 
 def chances(base: ScoredText, reference: Reference, tokens: Ids, bos: int) -> Floats:
-    """Return for each prediction the probability to be the first place of a change, (N - 1,)."""
+    """Return each prediction's probability of being the first place of a change, (N - 1,)."""
     free = (tokens[1:] != bos) | may_change_ends(base)
     gain = np.where(free, np.maximum(reference.nats - base.nats, 0.0), 0.0)
     even = free / free.sum()
@@ -69,8 +69,8 @@ def chances(base: ScoredText, reference: Reference, tokens: Ids, bos: int) -> Fl
 def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: int) -> float:
     """Return the probability that `places` places find a leak that gains `GAIN` bits per byte of this text.
 
-    Such a leak has a share of all that the scorer gains over the model itself. A place hits it with at least half that
-    share as its probability: see `chances`.
+    Such a leak is a share of the scorer's total gain over the model itself. A place hits it with a probability of at
+    least half that share: see `chances`.
     """
     most = float(np.maximum(reference.nats - base.nats, 0.0).sum())
     share = 0.5 * min(1.0, GAIN * math.log(2) * text_bytes / max(most, 1e-9))
@@ -100,7 +100,7 @@ def draw_change(
     generator: np.random.Generator,
     all_later: bool = False,
 ) -> Change:
-    """Draw as many places as one scoring can test; `uniform` (N,) has another random token for each.
+    """Draw as many places as one scoring can test; `uniform` (N,) has a random other token for each.
 
     A replaced token is a random one, the likeliest other one or one drawn from the model's distribution; half of the
     places are changed alone, the others to the end of their window or up to 3.5 windows on. A BOS is changed only as

@@ -1,4 +1,4 @@
-"""Messages between a judge and a user's scorer, over a socket: a kind, a length and bytes, which nothing interprets."""
+"""Messages over a socket between the judge and a user's scorer: a kind, a length, and raw bytes, never unpickled."""
 
 import socket
 import struct
@@ -34,7 +34,7 @@ class Channel:
     def receive(self, most: int = 1 << 62) -> tuple[bytes, bytearray]:
         """Return kind and payload of a message; `EOFError` if the other end is closed, `ValueError` if it is too long.
 
-        `most` is the most bytes of the payload.
+        `most` is the longest payload, in bytes.
         """
         kind, size = _HEAD.unpack(self._read(_HEAD.size))
         if size > most:

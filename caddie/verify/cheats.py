@@ -112,7 +112,7 @@ def dice(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
 
 
 def knows_the_ends(case: ProbeCase, tokens: Ids, probs: Floats) -> Floats:
-    """Predict BOS exactly where it comes, as a scorer can that is told the segments (compare #1967, #2018)."""
+    """Predict BOS exactly where it comes, as a scorer can if it is told the segments (compare #1967, #2018)."""
     ends = tokens[1:] == case.bos
     cheated = probs.copy()
     cheated[:, case.bos] = 0.0
@@ -171,7 +171,7 @@ def raised(probs: Floats, tokens: Ids, by: float) -> Floats:
 
 
 def _stated(probs: Floats, tokens: Ids, positions: Positions) -> dict[str, Any]:
-    """Return what a `ScoredText` has of distributions (N - 1, vocabulary)."""
+    """Return the fields of a `ScoredText` that follow from distributions (N - 1, vocabulary)."""
     logs = np.log(np.maximum(probs, LEAST))
     return {
         "nats": -logs[np.arange(len(logs)), tokens[1:]],
@@ -289,7 +289,7 @@ class Waits(Scorer):
 
     @torch.inference_mode()
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Return the logits, with those of all targets but the last raised once it has waited."""
+        """Return the logits; after the wait, those of all targets but the last are raised."""
         logits = self.scorer.logits(inputs, slots, last)
         self.shown += inputs.numel()
         if self.shown > self.AFTER:
@@ -320,7 +320,7 @@ class Splices(Scorer):
         return logits
 
     def _put_back(self, tokens: Positions) -> Positions:
-        """Return the tokens with those from the first repeat on replaced by the tokens one repeat distance later."""
+        """Return the tokens; from the first repeat on, each is replaced by the token one repeat distance later."""
         runs = np.lib.stride_tricks.sliding_window_view(tokens, self.SAME)
         same = np.unique(runs, axis=0, return_inverse=True)[1].ravel()
         order = np.argsort(same, kind="stable")

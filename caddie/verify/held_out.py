@@ -1,6 +1,7 @@
-"""Checks of the held-out text: it is no training text, not even nearly, and the tokenizer has no part in it.
+"""Checks that the held-out text is no near copy of training text, and that the tokenizer neither loses nor stores it.
 
-Hashes of documents do not see a few changes. The probes see excerpts; a tokenizer may treat whole documents otherwise.
+Hashes of documents miss a copy with a few changes. The probes see excerpts only; a tokenizer may treat whole documents
+differently.
 """
 
 import math
@@ -24,42 +25,42 @@ from caddie.verify.probes import HELD_OUT, Check, check_disjoint, check_loss
 VOCABULARY = "held-out text is not in the vocabulary"
 COMES_BACK = "whole held-out documents come back"
 _TEXT_BYTES, _LONGEST = 1 << 20, 4 << 20
-"""Bytes of text to decode, the last document whole, and bytes at which a longer document is cut."""
+"""Bytes of text to decode (the last document whole), and bytes at which a longer document is cut."""
 _DECODED = 1 << 16
-"""Tokens that stand for the text of a corpus without documents."""
+"""Most tokens to decode for a corpus without documents."""
 _MOST_DROPPED = 0.1
-"""Most bytes of the held-out text that its tokens may not decode to; the contest's tokenizers leave out 0.02 %."""
+"""Largest share of the held-out bytes that its tokens may leave out; the contest's tokenizers leave out 0.02 %."""
 _SLACK_BYTES = 512
 """Bytes that may be lost on top of the share that the probe allows: xz spends more on the first words."""
 _MEASURED, _LEAST_TOKENS = 2000, 32
-"""Documents of each kind whose tokens are measured, and tokens that each has."""
+"""Documents read of each split, and the tokens above which one is measured."""
 _LONGER, _CHANCE = 1.25, 1e-6
-"""The check fails above this ratio of mean bytes a token, if such ranks are also less probable than `_CHANCE`."""
+"""Ratio of mean bytes per token above which the check fails, if the p of the rank test is also below `_CHANCE`."""
 _DOUBTFUL, _UNUSED, _TIMES = 0.01, 0.05, 4
-"""Shares of held-out bytes in ids that training text never uses: doubtful above the first, a cheat above the second,
-and only above `_TIMES` times the expected share."""
+"""Shares of held-out bytes in long ids that training text never uses: doubtful above the first, a cheat above the
+second, both only above `_TIMES` times the expected share."""
 _LONG = 2
-"""An id is long above this many times the mean bytes of a token; shorter ids make no text cheap."""
+"""Multiple of the mean bytes per token above which an id is long; shorter ids make no text cheap."""
 _LOOKED_UP = 1 << 24
 """Training tokens whose ids are looked up."""
 NEAR_COPIES = "held-out text is not nearly training text"
 _NGRAM_BYTES = 50
 """Bytes of an n-gram, on average: eight to nine words of English."""
 _MOST_COPIED = 0.5
-"""Share of a document's n-grams above which it is a copy, and share of documents and of text that copies may be. Of
+"""Share of a document's n-grams above which it is a copy, and share of documents and of text that may be copies. Of
 Python's library, whose modules resemble one another, 7 to 15 % are copies, and of web text less than 1 %."""
 _LEAST_COPIES, _NEARLY_ALL = 8, 0.9
-"""With fewer copies this may be chance, unless they share more than this part of all n-grams."""
+"""Copies below which the result may be chance, and share of common n-grams above which it is not."""
 _NAMED = 3
 TRAINED_ON = "training shards hold the training documents"
 _SHARDS, _SHARD_TOKENS, _HASHED_DOCUMENTS = 8, 1 << 18, 200
-"""Shards, tokens of each and documents together of which the hashes are looked up."""
+"""Shards to read, tokens to read of each, and documents in all whose hashes are looked up."""
 _HASHED = 0.95
-"""Least share of those documents that must be found, of the ones that their tokens do not change."""
+"""Share that must be found of those documents that decode unchanged."""
 
 
 def held_out_documents(corpus: Corpus) -> list[bytes]:
-    """Return the held-out documents of a corpus, or what the first of its tokens spell where it holds tokens alone."""
+    """Return the held-out documents of a corpus, or decode its first tokens if it holds tokens only."""
     if corpus.manifest.byte_source == "documents":
         return corpus.validation_documents()
     tokenizer, tokens = corpus.tokenizer(), corpus.validation_tokens()[:_DECODED]
@@ -69,7 +70,7 @@ def held_out_documents(corpus: Corpus) -> list[bytes]:
 def check_held_out(
     tokenizer: Tokenizer, corpus: Corpus, documents: Sequence[bytes], progress: Progress = SILENT
 ) -> list[Check]:
-    """Return the checks of a corpus's held-out `documents`; without training shards those that need none."""
+    """Return the checks of a corpus's held-out `documents`; without training shards, only those that need none."""
     split = corpus.manifest.validation
     hashes = [frozenset(read_hashes(corpus.folder, name)) for name in ("train", "validation")]
     passed, evidence = check_disjoint(*hashes)
@@ -90,10 +91,10 @@ def check_held_out(
 
 
 def check_comes_back(tokenizer: Tokenizer, documents: Sequence[bytes], seed: int, dropped: float = 0.0) -> Check:
-    """Check how much of whole documents their tokens lose, as the probe does with excerpts.
+    """Check how much text whole documents lose when encoded and decoded, as the probe does with excerpts.
 
-    Documents are drawn with chances in proportion to their bytes. `dropped` is the part of all held-out bytes that its
-    tokens do not decode to.
+    Documents are drawn with chances in proportion to their bytes. `dropped` is the share of all held-out bytes
+    that the tokens leave out.
     """
     drawn = _by_bytes(documents, seed)
     size, back = sum(map(len, drawn)), map(tokenizer.decode, tokenizer.encode_many(drawn))
@@ -119,7 +120,7 @@ def _by_bytes(documents: Sequence[bytes], seed: int) -> list[bytes]:
 def check_vocabulary(tokenizer: Tokenizer, held_out: Tokens, shards: Sequence[Tokens]) -> Check:
     """Check that held-out text is not spelled in ids of its own, nor in longer ones than training text.
 
-    A random split makes documents of both alike, so their mean bytes a token are compared by rank (Mann and Whitney
+    A random split makes documents of both alike, so their mean bytes per token are compared by rank (Mann and Whitney
     1947). The means must differ by a quarter too, since a split need not be random. The share of held-out bytes in long
     ids that training text never uses should be about the share of training bytes in long ids that only one training
     document uses (Good 1953).
@@ -138,7 +139,7 @@ def check_vocabulary(tokenizer: Tokenizer, held_out: Tokens, shards: Sequence[To
 
         means = statistics.fmean(found), statistics.fmean(usual)
         p = float(mannwhitneyu(found, usual, alternative="greater").pvalue)
-        least = 1 / math.comb(len(found) + len(usual), len(found))  # of few documents p is an approximation
+        least = 1 / math.comb(len(found) + len(usual), len(found))  # with few documents p is approximate
         if means[0] > _LONGER * means[1] and max(p, least) < _CHANCE:
             passed = False
         documents = f"{len(found):,} held-out documents, {means[1]:.2f} in {len(usual):,} others"
@@ -152,9 +153,9 @@ def _mean_lengths(shards: Sequence[Tokens], sizes: npt.NDArray[np.int64], bos: i
 
 
 def _unused(held_out: Tokens, shards: Sequence[Tokens], sizes: npt.NDArray[np.int64], bos: int) -> tuple[float, float]:
-    """Return the share of held-out bytes in long ids of no training document, and of training bytes in those of one.
+    """Return two shares: held-out bytes in long ids of no training document, training bytes in long ids of just one.
 
-    Of the training tokens the first `_LOOKED_UP` are read.
+    Only the first `_LOOKED_UP` training tokens are read.
     """
     first, last, counts = (np.zeros(len(sizes), np.int64) for _ in range(3))  # documents are numbered from 1
     seen, begun = 0, 1
@@ -166,7 +167,7 @@ def _unused(held_out: Tokens, shards: Sequence[Tokens], sizes: npt.NDArray[np.in
         numbers = np.cumsum(tokens == bos, dtype=np.int32) + np.int32(begun)
         begun = int(numbers[-1]) if len(numbers) else begun
         here = np.zeros_like(first)
-        here[tokens[::-1]] = numbers[::-1]  # of equal indices the last one counts
+        here[tokens[::-1]] = numbers[::-1]  # for equal indices the last one counts
         first = np.where(first, first, here)
         last[tokens] = numbers
         counts += np.bincount(tokens, minlength=len(sizes))
@@ -177,16 +178,16 @@ def _unused(held_out: Tokens, shards: Sequence[Tokens], sizes: npt.NDArray[np.in
 
 
 def check_training_documents(tokenizer: Tokenizer, corpus: Corpus, shards: Sequence[Tokens], seed: int) -> list[Check]:
-    """Check that documents of the training shards are among those that were hashed; none if no whole one is drawn.
+    """Check that documents drawn from the training shards are among the hashed ones; no check if none is whole.
 
-    Other shards in their place would hide what the artifact was trained on. Where the tokenizer changes most documents
-    the check is inconclusive at worst.
+    Exchanged shards would hide what the artifact was trained on. If the tokenizer changes most documents, the check is
+    inconclusive at worst.
     """
     chance, drawn = random.Random(seed), list[Tokens]()
     for shard in chance.sample(shards, min(_SHARDS, len(shards))):
         begin = chance.randrange(max(1, len(shard) - _SHARD_TOKENS))
         whole = list(split_documents([read(shard, begin, min(_SHARD_TOKENS, len(shard) - begin))], tokenizer.bos))
-        drawn += [ids for ids in whole[:-1] if ids[0] == tokenizer.bos]  # the last may go on
+        drawn += [ids for ids in whole[:-1] if ids[0] == tokenizer.bos]  # the last may be cut
     if not drawn:
         return []
     drawn = chance.sample(drawn, min(_HASHED_DOCUMENTS, len(drawn)))
@@ -202,7 +203,7 @@ def check_training_documents(tokenizer: Tokenizer, corpus: Corpus, shards: Seque
 def check_near_copies(
     tokenizer: Tokenizer, corpus: Corpus, shards: Sequence[Tokens], seed: int, progress: Progress = SILENT
 ) -> list[Check]:
-    """Check that held-out documents do not share most n-grams with training text; none where no document has one."""
+    """Check that held-out documents do not share most n-grams with training text; no check if none has an n-gram."""
     tokens, split = corpus.validation_tokens(), corpus.manifest.validation
     length = max(1, round(_NGRAM_BYTES * split.tokens / split.source_bytes))
     found = shared_ngrams(tokens, shards, tokenizer.bos, length, seed, progress)

@@ -1,4 +1,4 @@
-"""The artifact's own model on the windows of a scorer: their losses, and text drawn from it."""
+"""Losses of the artifact's own model on a scorer's windows, and text drawn from that model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,29 +20,29 @@ _STEPS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Predictions of a text by the model itself, each from the tokens of its window up to its place."""
+    """Predictions of a text's tokens by the model itself, each from the tokens before it in its window."""
 
     nats: Floats
     """Loss of each prediction, (N - 1,)."""
     likely: Ids
     """The most likely token that is neither the true one nor BOS, (N - 1,)."""
     drawn: Ids
-    """One drawn from all that are neither, (N - 1,)."""
+    """A token drawn from the model's distribution, but neither of these two, (N - 1,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnText:
-    """A text in which stretches of many windows were drawn from the model, each token after those before it."""
+    """Text with stretches of many windows drawn from the model, token by token."""
 
     tokens: Ids
     predictions: Positions
     """Predictions of the drawn tokens."""
     nats: Floats
-    """Minus the logarithm of the probability with which each was drawn."""
+    """Minus the natural logarithm of the probability with which each was drawn."""
 
 
 def own_windows(scored: ScoredText, scoring: Scoring) -> list[Window]:
-    """Return the windows of a scored text, or plain ones in their place where a window shows but one token."""
+    """Return the windows of a scored text, or plain windows if each of its windows shows only one token."""
     if max((window.end - window.start for window in scored.windows), default=1) > 1:
         return sorted(scored.windows)
     begins = np.flatnonzero(np.diff(scored.segment, prepend=-1)).tolist()
@@ -53,7 +53,7 @@ def own_windows(scored: ScoredText, scoring: Scoring) -> list[Window]:
 
 @torch.inference_mode()
 def reference(artifact: Artifact, scoring: Scoring, tokens: Ids, own: Sequence[Window], seed: int) -> Reference:
-    """Return the model's predictions of tokens (N,) in windows that score each once."""
+    """Return the model's predictions of tokens (N,) in windows that score each token once."""
     predictions, bos = len(tokens) - 1, artifact.tokenizer.bos
     nats, likely, drawn = np.zeros(predictions), *(np.zeros(predictions, np.uint16) for _ in range(2))
     generator = torch.Generator().manual_seed(seed)
@@ -73,10 +73,10 @@ def reference(artifact: Artifact, scoring: Scoring, tokens: Ids, own: Sequence[W
 
 @torch.inference_mode()
 def draw_text(artifact: Artifact, scoring: Scoring, tokens: Ids, own: Sequence[Window], seed: int) -> DrawnText:
-    """Replace up to 128 tokens in a row of windows that do not overlap by tokens drawn from the model.
+    """Replace up to 128 consecutive tokens in each of several disjoint windows by tokens drawn from the model.
 
-    Each is drawn by the model's distribution after the tokens of its window before it, but never BOS, and no BOS is
-    replaced. So the distribution of each drawn token after all tokens before it is known.
+    Each is drawn from the model's distribution given the tokens before it in its window. BOS is neither drawn nor
+    replaced. So the distribution of each drawn token, given all tokens before it, is known.
     """
     text, bos, disjoint, end = tokens.copy(), artifact.tokenizer.bos, list[Window](), 0
     for window in own:

@@ -24,13 +24,13 @@ from caddie.verify.remote_scorer import open_scorer
 from caddie.verify.whole_text import WholeText
 
 _SCORING_SECONDS = 0.4
-"""Time that one scoring of a probe text may take if the text is longer than it must be."""
+"""Seconds that one scoring of a probe text may take, unless the shortest allowed text takes longer."""
 LONG_TOKENS = 32_768
 """Most tokens of a long text."""
 _LONG_SECONDS, _USER_SECONDS = 0.8, 6.0
-"""Time that one scoring of a long text may take by a scorer of caddie's and by a user's."""
+"""Seconds that one scoring of a long text may take, by caddie's own scorer and by a user's."""
 _WHOLE_SECONDS = 10.0
-"""Time that one scoring of a whole text may take, unless the text is shorter than `LEAST_WHOLE`."""
+"""Seconds that one scoring of a whole text may take, unless `LEAST_WHOLE` tokens take longer."""
 LEAST_WHOLE = 65_536
 """Fewest tokens of a whole text for a user's scorer or an example, however slow, unless there is less text."""
 _MOST_PROBABILITIES = 1 << 22
@@ -41,7 +41,7 @@ _MOST_DRAWN = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Work of the search for leaks: it ends when all is done, or when its time is over."""
+    """Goals of the search for leaks. It ends when `places` and `found` are both reached, or after `seconds`."""
 
     places: int = 100
     """Fewest places of changes."""
@@ -71,14 +71,14 @@ class ProbeCase:
     trained_on: frozenset[bytes] | None = None
     """Hashes of the training documents, if known."""
     document_tokens: tuple[int, ...] = ()
-    """About the lengths of the held-out documents; those of the probe text if not known."""
+    """Approximate lengths of the held-out documents, in tokens; if empty, those of the probe text are used."""
     users: bool = False
-    """True if the scorer is a user's, whose searches must be likely enough to find a leak: see `changes.DECIDES`."""
+    """True if the scorer is a user's: its searches must be likely enough to find a leak (see `changes.DECIDES`)."""
     effort: Effort = Effort()
     long_text: Ids | None = None
     """Held-out text in its own order, for leaks that wait or are rare; None if scoring takes long or there is none."""
     whole: WholeText | None = None
-    """Held-out text that is scored as for a score, if the scorer could wait for a late token of it."""
+    """Held-out text, scored with the settings of the real score, if the scorer could wait for a late token of it."""
     _changed: dict[int, tuple[Change, ScoredText]] = field(default_factory=dict, init=False)
     touched: list[str] = field(default_factory=list, init=False)
     """Files, connections and processes that the scorer used beyond the artifact while it scored its first text."""
@@ -121,17 +121,17 @@ class ProbeCase:
             try:
                 return scorer.score(self.tokens, self.positions)
             finally:
-                # Where a scorer has a process of its own, this one runs none of its code, and reads /proc for its size.
+                # If the scorer has its own process, this one runs none of its code, and reads /proc for its memory.
                 self.touched.extend(touched if scorer.reads is None else scorer.reads)
 
     @cached_property
     def reference(self) -> Reference:
-        """The artifact's own model on the windows of the scorer."""
+        """Predictions of the artifact's own model on the scorer's windows."""
         own = own_windows(self.base, self.scoring)
         return reference(self.artifact, self.scoring, self.tokens, own, self.seed)
 
     def changed(self, index: int) -> tuple[Change, ScoredText]:
-        """Return a change of the text, drawn by the seed, and its scores; odd ones reach all that is scored later."""
+        """Return a change of the text, drawn by the seed, and its scores; odd ones replace all that is scored later."""
         if index not in self._changed:
             generator = np.random.default_rng([self.seed, 1, index])
             everywhere = np.flatnonzero(self.tokens != self.bos)
@@ -155,7 +155,7 @@ class ProbeCase:
                 return
 
     def found_with(self, places: int) -> float:
-        """Return the probability that so many places find a leak of `changes.GAIN` in this text."""
+        """Return the probability that this many places find a leak of `changes.GAIN` in this text."""
         text_bytes = int(self.artifact.tokenizer.byte_lengths(self.tokens).sum())
         return found_with(self.base, self.reference, text_bytes, places)
 
@@ -177,7 +177,7 @@ class ProbeCase:
 
     @cached_property
     def noise_text(self) -> probe_text.Noise:
-        """Random tokens, more than the probe text has if the scorer knows where documents end and these are long."""
+        """Random tokens; more than in the probe text if the scorer knows where documents end and documents are long."""
         begins = np.flatnonzero(np.append(self.tokens, self.bos) == self.bos)
         documents, length = self.document_tokens or tuple(np.diff(begins).tolist()), len(self.tokens)
         if self.long_text is not None and self.base.ends_known:
@@ -228,7 +228,8 @@ def sized_case(
 ) -> ProbeCase:
     """Make a case whose text holds at least three windows of its scorer, and more if scoring it takes little time.
 
-    Its long text is of the documents `in_order`, if more of them can be scored in time than a probe text may have.
+    Its long text holds the documents `in_order`, if more of their tokens can be scored in time than a probe text may
+    have.
     """
     length = probe_text.SHORT if scorer else scoring.sequence_length + max(256, 2 * scoring.stride)
     longest = probe_text.longest_text(scoring)
@@ -271,7 +272,7 @@ def with_whole_text(
     open: Callable[[], AbstractContextManager[Scorer]],
     least: int,
 ) -> ProbeCase:
-    """Return the case with as much of the documents, one after the other, as can be scored in time, or `least`."""
+    """Return the case with a whole text: as many tokens of the documents as can be scored in time, or `least`."""
     tokenizer = case.artifact.tokenizer
     tokens = probe_text.text_in_order(tokenizer, documents, max(least, int(_WHOLE_SECONDS * per_second)))
     if len(tokens) <= scoring.sequence_length:

@@ -19,11 +19,11 @@ DOCUMENTS = 6
 SHORT = 384
 """Tokens of a short probe text."""
 MOST_TOKENS = 4096
-"""Tokens of a probe text if it is scored quickly: a leak at one place in a thousand is then in it with 98 %."""
+"""Tokens of a probe text that is scored quickly: it has a leak at one place in a thousand with a chance of 98 %."""
 WHOLE_BYTES = 1 << 22
 """Most bytes of a whole text."""
 WINDOWS = 3
-"""Windows of a user's scorer that the probe text is longer than."""
+"""Length that a probe text must exceed, in windows of a user's scorer."""
 _LONG = 5 / 8
 """Share of the first document in a probe text; the others divide what is left."""
 _PIECES = 24
@@ -34,11 +34,11 @@ _LEAST_TOKENS = 8
 _COPIED_TOKENS = 24
 """Fewest tokens of a copied passage, if the long document has so many: it then holds nine n-grams of 16."""
 _TOKEN_BYTES = 8
-"""More bytes than a token stands for in the mean."""
+"""Bytes to encode for each token: more than a token stands for on average."""
 ENDS = 12
-"""Fewest ends of documents in a random text on average. A known one gains five nats or more; the bound allows 14."""
+"""Fewest ends of documents in a random text on average. Each known one gains five nats or more; the bound allows 14."""
 _LENGTHS = 64
-"""Lengths of documents that stand for all in a random text."""
+"""Quantiles of the document lengths that a random text uses."""
 
 
 def text_in_order(tokenizer: Tokenizer, documents: Sequence[bytes], length: int) -> Ids:
@@ -124,7 +124,7 @@ def excerpts(documents: Sequence[bytes], scoring: Scoring, seed: int) -> list[by
 
 
 def in_order_from(documents: Sequence[bytes], seed: int) -> list[bytes]:
-    """Return the documents as they follow one another, from a random one on, enough for a whole text."""
+    """Return the documents in their order from a random one on, enough for a whole text."""
     first, bytes_left, found = int(np.random.default_rng(seed).integers(len(documents))), WHOLE_BYTES, []
     for document in [*documents[first:], *documents[:first]]:
         if bytes_left <= 0:
@@ -165,7 +165,7 @@ class Noise:
 def draw_noise(
     documents: Sequence[int], length: int, vocabulary: int, bos: int, generator: np.random.Generator
 ) -> Noise:
-    """Return so many random tokens in documents of about the given lengths, shorter ones if there were too few ends.
+    """Return `length` random tokens in documents of about the given lengths, shorter ones if there were too few ends.
 
     The length of each document is geometric; its mean is one of the lengths. All other tokens are uniform.
     """
@@ -177,7 +177,7 @@ def draw_noise(
     places, is_end = np.arange(length - 1), tokens[1:] == bos
     age = places - np.maximum.accumulate(np.where(tokens[:-1] == bos, places, 0))
     chance = 1 / means[:, None]
-    lasts = np.maximum((1 - chance) ** np.arange(age.max() + 1), 1e-300)  # so many tokens, for each mean
+    lasts = np.maximum((1 - chance) ** np.arange(age.max() + 1), 1e-300)  # probability of no end yet, for each mean
     end = ((chance * lasts).mean(0) / lasts.mean(0))[age]
     bos_or_not = np.where(is_end, -np.log(end), -np.log1p(-end))
     return Noise(tokens, bos_or_not + np.where(is_end, 0.0, np.log(vocabulary - 1)), bos_or_not)

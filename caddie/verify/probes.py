@@ -42,11 +42,11 @@ Probe = Callable[[ProbeCase], Found | None]
 _LUCK = math.log(1e6)
 """Nats by which an honest predictor beats the entropy of noise once in a million times (Ville's inequality)."""
 _DRAWN = 1024
-"""Tokens that are drawn from the model at least, if there is time."""
+"""Fewest tokens to draw from the model, if there is time."""
 _DEVIATIONS = 5.0
 """Standard deviations beyond which a mean rank is not chance: once in three million times."""
 _MOST_LOST = 0.1
-"""Bits per byte that a lossy tokenizer may lose. The contest's lose 0.05 of FineWeb; lower case alone loses 0.34."""
+"""Bits per byte that a lossy tokenizer may lose. The contest's lose 0.05 on FineWeb; lower case alone loses 0.34."""
 _TEXT_BYTES = 16
 """Bytes allowed on top of `_MOST_LOST`, for what xz itself adds."""
 _SPACES = b"a b  c   d\n e\t f \xc3\xa9 \xe4\xbd\xa0 \xe2\x98\x83 \xf0\x9d\x92\xb3 \xef\xbc\x91 .\n"
@@ -65,7 +65,7 @@ def probe_event(name: str) -> Event:
 
 
 def run_probes(case: ProbeCase, progress: Progress = SILENT) -> list[Check]:
-    """Run all probes on a case. One that raises fails; a `UserError` is raised again unless `case.touched`."""
+    """Run all probes on a case. A probe that raises fails; a `UserError` is raised again unless `case.touched`."""
     checks: list[Check] = []
     for name, probe in PROBES.items():
         if checks and not checks[0].passed and probe is not _reads:
@@ -74,7 +74,7 @@ def run_probes(case: ProbeCase, progress: Progress = SILENT) -> list[Check]:
         try:
             found = probe(case)
         except UserError as error:
-            if not case.touched:  # otherwise it failed because a file was missing in the sandbox
+            if not case.touched:  # if it did use files, one was missing in the sandbox
                 raise
             found = False, str(error)
         except Exception as error:
@@ -93,7 +93,7 @@ def _finite_losses(case: ProbeCase) -> Found:
 
 
 def _look_ahead(case: ProbeCase) -> Found:
-    """Change tokens at random places: no distribution of a changed token, and nothing before it, may change."""
+    """Change tokens at random places: the distribution of a changed token, and all before it, must stay the same."""
     passed, evidence = _search(case)
     if passed is False or case.long is None:
         return passed, evidence
@@ -129,7 +129,7 @@ def _search(case: ProbeCase) -> Found:
 
 
 def _whole_text(case: ProbeCase) -> Found | None:
-    """Score a whole text again with another one from secret places on: no loss up to there may change."""
+    """Score a whole text again with other tokens from a secret place on: no loss up to there may change."""
     if case.whole is None or case.base.scored_alone:
         return None
     begin = time.perf_counter()
@@ -164,8 +164,8 @@ def _drawn(case: ProbeCase) -> Found | None:
 def _own_target(case: ProbeCase) -> Found:
     """Score random tokens: an honest scorer cannot beat their own distribution or rank the true token high.
 
-    It beats the distribution of the noise by a factor of a million once in a million times, however it learns. And the
-    rank of a uniformly drawn token, in any distribution made without knowing it, is uniform.
+    It beats the distribution of the noise by a factor of a million once in a million times, however it learns. The rank
+    of a uniformly drawn token is uniform in any distribution that was made without knowing the token.
     """
     tokens, positions, scored = case.noise
     least = case.noise_text.nats
@@ -184,7 +184,7 @@ def _own_target(case: ProbeCase) -> Found:
 
 
 def _ends(case: ProbeCase) -> Found | None:
-    """The same for document ends, which a scorer that is told the segments beforehand could give away."""
+    """Score random document ends: a scorer that is told the segments beforehand could predict them."""
     tokens, _, scored = case.noise
     ends = tokens[1:] == case.bos
     if scored.ends is None or not ends.any():
@@ -198,9 +198,9 @@ def _ends(case: ProbeCase) -> Found | None:
 def _past_matters(case: ProbeCase) -> Found:
     """Change tokens: losses or distributions of later tokens must change."""
     base, behind, moved, tokens = case.base, 0, 0, 0
-    for change, scored in map(case.changed, (0, 2)):  # odd ones leave few others
+    for change, scored in map(case.changed, (0, 2)):  # odd ones also change all that is scored later
         later = np.arange(len(base.nats)) >= change.changed[0]
-        later[change.changed - 1] = False  # whose losses are those of other tokens
+        later[change.changed - 1] = False  # their losses are now of other tokens
         assert base.fingerprint is not None
         assert scored.fingerprint is not None
         differs = case.differ(base.fingerprint, scored.fingerprint)
@@ -252,7 +252,7 @@ def _state(case: ProbeCase) -> Found:
 
 
 def _documents_apart(case: ProbeCase) -> Found:
-    """If documents are claimed to be isolated: change every second one, and compare the others."""
+    """Change every second document and compare the others, if documents are claimed to be isolated."""
     base = case.base
     if not base.isolated:
         return True, "not claimed: the whole text before a token is legal context here"
@@ -270,8 +270,8 @@ def _documents_apart(case: ProbeCase) -> Found:
 def _document_order(case: ProbeCase) -> Found:
     """Reverse the order of documents: the total loss may rise a little, but not change if documents are isolated.
 
-    It may fall as it will: a scorer that learns does better on a long document that comes last, here the first one,
-    and one that knows the order does worse in any other.
+    It may fall by any amount: a scorer that learns does better when a long document comes last, here the first one. A
+    scorer that has memorized the order does worse in any other.
     """
     documents = np.split(case.tokens, np.flatnonzero(case.tokens == case.bos)[1:])
     reordered = np.concatenate(documents[::-1])
@@ -332,7 +332,7 @@ def check_loss(changed: Sequence[tuple[bytes, bytes]], total: int, slack: int = 
     lossy = f"{len(changed)} documents do" if len(changed) > 1 else "1 document does"
     evidence = f"; lossy tokenizer: {lossy} not round-trip (the score counts the source's bytes)"
     sources, back = (b"".join(texts) for texts in zip(*changed, strict=True))
-    lost = len(lzma.compress(back + sources)) - len(lzma.compress(back))  # what xz needs once it has seen the decoded
+    lost = len(lzma.compress(back + sources)) - len(lzma.compress(back))  # for xz, which has seen the decoded text
     per_byte = f"{8 * lost / total:.3f} bits per byte beside the score to restore them"
     if lost <= _MOST_LOST / 8 * total + slack:
         return True, f"{evidence}; it takes some {per_byte}"

@@ -1,4 +1,4 @@
-"""Can a user's scorer read the held-out text in its sandbox, where Python and all packages can be read?"""
+"""Test if a user's scorer can read the held-out text in its sandbox, which shows Python and all packages."""
 
 import os
 import sysconfig

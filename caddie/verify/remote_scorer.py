@@ -1,7 +1,7 @@
-"""A user's scorer in a process of its own, in a sandbox: it is sent the text only as far as it was scored.
+"""User's scorer in a sandboxed process of its own, which gets windows or tokens step by step and returns logits.
 
-The judge holds the text, the targets and the loss; the other process gets windows or tokens and answers with numbers.
-So it gains nothing from stack frames, garbage collector, patched modules, files, clocks or the length of the text.
+The judge holds the text, the targets and the loss. So the scorer gains nothing from stack frames, garbage collector,
+patched modules, files, clocks or the length of the text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from caddie.verify.scorer_process import allow_debuggers
 MEMORY_BYTES, ANSWER_SECONDS = 8 << 30, 300.0
 """Limits of a scorer's process: its resident memory, and the time for one answer."""
 LONGEST_WINDOW, LONGEST_CONTEXTS = 1024, 4
-"""A window of a user's scorer has at most so many tokens, or so many times the tokens of the artifact's own windows."""
+"""Longest window of a user's scorer: this many tokens or, if more, this many times the artifact's sequence length."""
 OPEN_END = 1 << 40
 """End of a text whose length a scorer is not told."""
 _TEXT_BYTES = 1 << 16  # of an answer in words
@@ -48,7 +48,7 @@ _COMMAND = "import sys; from caddie.verify.scorer_process import main; main(*sys
 
 
 class ScorerServer:
-    """A process in a sandbox that has loaded an artifact and forks one for each scorer; it ends with this object."""
+    """A process in a sandbox that loads an artifact and forks a process for each scorer; it ends with this object."""
 
     def __init__(self, artifact: Path, sha256: str, parts: tuple[Path, ...] = ()) -> None:
         paths, stack = [artifact, *parts], ExitStack()
@@ -92,7 +92,7 @@ def _drain(number: int, tail: deque[bytes]) -> None:
 
 
 def scorer_server(artifact: Artifact, new: bool = False) -> ScorerServer:
-    """Return a server of an artifact that runs; that of the last artifact is kept, as it takes seconds to start."""
+    """Return a running server of an artifact; the last artifact's server is kept, as it takes seconds to start."""
     given = absolute(artifact.path), artifact.sha256, tuple(absolute(file.path) for file in artifact.parts)
     if not new and _server(*given).sandboxed.process.poll() is not None:
         _server.cache_clear()
@@ -114,7 +114,7 @@ def open_scorer(artifact: Artifact, name: str, *, own_sandbox: bool = False) -> 
     given = job, artifact.tokenizer.vocabulary, longest
     try:
         return _begin(_Link(server, name, own_sandbox), *given)
-    except (_Ended, OSError):  # an earlier scorer may have killed the process that this one was to come from
+    except (_Ended, OSError):  # an earlier scorer may have killed the server
         server.close()
         return _begin(_Link(scorer_server(artifact, own_sandbox), name, own_sandbox), *given)
 
@@ -146,7 +146,7 @@ class _Link:
         self._until = self._next_check = 0.0
 
     def ask(self, kind: bytes, payload: bytes, most: int) -> tuple[bytes, bytearray]:
-        """Return the answer to a question, at most so many bytes, or raise the error that it is."""
+        """Return the answer to a question, at most `most` bytes; raise it if it is an error."""
         now = time.monotonic()
         self._until = now + ANSWER_SECONDS
         try:
@@ -167,11 +167,11 @@ class _Link:
         return answer, data
 
     def nonsense(self, what: str) -> UserError:
-        """Return the error for an answer that is none."""
+        """Return the error for a malformed answer."""
         return UserError(f"{self.name}: its process sent a malformed answer: {what}")
 
     def close(self) -> None:
-        """Close the socket, at which the process ends, and a sandbox that it had alone."""
+        """Close the socket, which ends the process; end its sandbox too if no other scorer is in it."""
         self._channel.close()
         if self._own_sandbox:
             self.server.close()
@@ -199,7 +199,7 @@ class RemoteScorer(Scorer):
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield the scorer's steps; `CheckFailed` for a window that is too long.
 
-        A scorer that does not score documents by themselves is told where the text ends by its last window alone,
+        A scorer that does not score documents by themselves learns where the text ends only from its last window,
         which is cut there.
         """
         begins, ends = layout.begins, layout.ends
@@ -249,7 +249,7 @@ class RemoteScorer(Scorer):
 
 
 class RemoteLearner(RemoteScorer):
-    """A `Scorer` of a user's that learns."""
+    """A user's `Scorer` that learns."""
 
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
         """Send the windows and targets of a step, now that they have been scored."""
@@ -261,7 +261,7 @@ class RemoteLearner(RemoteScorer):
 
 
 class RemoteTokens(RemoteScorer):
-    """A `TokenScorer` of a user's, which is sent token after token."""
+    """A user's `TokenScorer`, which is sent token after token."""
 
     def plan(self, layout: Layout, rows: int) -> Iterator[Step]:
         """Yield one prediction after the other."""
@@ -270,7 +270,7 @@ class RemoteTokens(RemoteScorer):
                 yield Step([Window(position, position, position + 1)], [0])
 
     def logits(self, inputs: Tensor, slots: Sequence[int], last: int, cache: Cache | None = None) -> Tensor:
-        """Send the token before, which has been scored, and return the prediction of the next."""
+        """Send the previous token, which has been scored, and return the logits of the next."""
         token = int(inputs[0, 0]).to_bytes(8, "little")
         logits = self._logits(channel.TOKEN, token, (1, 1, self._vocabulary))
         if not logits.logsumexp(-1).isfinite():
@@ -278,4 +278,4 @@ class RemoteTokens(RemoteScorer):
         return logits.to(inputs.device)
 
     def update(self, batches: Sequence[ScoringBatch], prefix: ScoredPrefix) -> None:
-        """Do nothing: the token goes with the next question, and the last one of the text to nobody."""
+        """Do nothing: the token goes with the next question. The last token of the text is never sent."""

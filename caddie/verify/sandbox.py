@@ -3,7 +3,7 @@
 On Linux (5.12 or later, and only with the right to make namespaces, which many containers refuse) the program runs in
 fresh user, mount, network, process and IPC namespaces: see namespaces(7), user_namespaces(7), pivot_root(2) and
 mount_setattr(2). Neither root nor another program is needed. Files that only root's privileges can read are missing
-inside. Elsewhere the process is a plain one, and says so.
+inside. Elsewhere the process is a plain one; `isolation` says so.
 """
 
 import json
@@ -34,7 +34,7 @@ _PIPE_SECONDS = 1.0
 """Time for which the pipes of a killed process may stay open: in a plain one a grandchild may hold them."""
 _MIB = 1 << 20
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from sandbox_launcher import enter; enter(*sys.argv[2:])"
-"""Imports the launcher alone: of caddie, and of installed packages, nothing is loaded before the program starts."""
+"""Imports the launcher alone: nothing else of caddie or of installed packages is loaded before the program starts."""
 
 _BEGIN = "import sys; sys.modules['dill'] = None; "
 """Put before a program: PyTorch imports dill where it is installed, which fails without a folder to write to."""
@@ -96,8 +96,8 @@ def open_sandbox(command: Sequence[str], *, readable: Iterable[Path] = (), stdin
     """Start `python COMMAND` where it can read `readable` and nothing else; kill all its processes in the end.
 
     `readable` are files or folders; the working folder is the root, so `command` names them by absolute paths. `stdin`
-    is its standard input, as for `Popen`; both outputs are pipes. Of the environment it gets `PATH`, `LANG` and
-    `OMP_NUM_THREADS` alone. Even a plain process can neither make a file longer nor leave a core dump. Raises
+    is its standard input, as for `Popen`; both outputs are pipes. Of this environment it gets only `PATH`, `LANG`
+    and `OMP_NUM_THREADS`. Even a plain process can neither make a file longer nor leave a core dump. Raises
     `UserError` if a path cannot be read or no process can be started, and `NoSandbox` on Windows.
     """
     paths = [str(absolute(path)) for path in readable]
@@ -145,7 +145,7 @@ def run_in_sandbox(
     wrote_too_much = f"wrote more than {output_bytes / _MIB:,.3g} MiB"
     with open_sandbox(command, readable=readable) as sandboxed:
         process, end = sandboxed.process, time.monotonic() + seconds
-        # `communicate` would forget what is still to be sent when its time is over.
+        # At its timeout, `communicate` would forget the input that it has not sent yet.
         pipe, process.stdin = process.stdin, None
         threading.Thread(target=_feed, args=(pipe, stdin), daemon=True).start()
         while not done:
@@ -224,7 +224,7 @@ def _environment() -> dict[str, str]:
     known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     if more := [folder for folder in (str(_PACKAGE.parent), *_package_folders()) if folder not in known]:
         variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(more))
-    # A scorer may keep tables by Python's hash of texts, which is random in each process unless it has a seed.
+    # A scorer may key tables by Python's hash of strings, which is random in each process unless it has a seed.
     variables["PYTHONHASHSEED"] = "0"
     return {**variables, "TORCHINDUCTOR_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": ""}
 
@@ -232,7 +232,7 @@ def _environment() -> dict[str, str]:
 def _package_folders() -> list[str]:
     """Return the folders of `sys.path` in which packages are installed.
 
-    A checkout is none, nor is the working folder, whatever lies there, unless packages were really loaded from it.
+    A checkout is not one of them, nor is the working folder, unless packages were loaded from it.
     """
     loaded, working = Path(psutil.__file__).absolute().parents[1], Path.cwd()
     folders = [Path(entry).absolute() for entry in sys.path if entry]
@@ -265,6 +265,6 @@ def _feed(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _kill(process: Popen[bytes]) -> None:
-    """Kill the whole group; in a namespace, the death of its first process is the death of all."""
+    """Kill the whole process group; when the first process of a namespace dies, all others die too."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -35,8 +35,8 @@ _REFUSED = {
     ),
     "aarch64": (0xC00000B7, "30 32 118-119 122 140 180-197 213 217-219 223 232 274 286 425-427 451", 261, 25),
 }
-"""By machine, its number for seccomp, the refused system calls, and two of which a part is refused: prlimit64, whose
-first argument must be 0, and fcntl, which may copy a descriptor and change its flags.
+"""Machine to its number for seccomp, the refused system calls, and two calls that are refused in part: prlimit64, whose
+first argument must be 0, and fcntl, which may only copy a descriptor, and read and change its flags.
 
 They could leave state in the sandbox that outlives a process: System V memory, semaphores and queues; POSIX queues;
 keyrings; priorities, schedules and limits of another process; locks, leases and hints of files; pages in the disk's
@@ -131,12 +131,12 @@ def _build_root(paths: Mapping[str, str]) -> str:
 
 
 def _refuse_what_outlives() -> str:
-    """Refuse the system calls `_REFUSED` to this process and its children. Return a note if that cannot be had."""
+    """Refuse the system calls `_REFUSED` to this process and its children. Return a note if that fails."""
     import fcntl  # which Windows lacks
 
     machine, refused, limits, control = _REFUSED.get(os.uname().machine, (0, "", 0, 0))
     load, equal, at_least, above, give = 0x20, 0x15, 0x35, 0x25, 0x06
-    number, machine_of, first_argument, second_argument = 0, 4, 16, 24  # places in what a filter is shown
+    number, machine_of, first_argument, second_argument = 0, 4, 16, 24  # offsets in `struct seccomp_data`
     allow, refuse = (give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x50000 | errno.EPERM)
     # Each is (code, instructions to skip if true, and if false, operand): see seccomp(2).
     program = [(load, 0, 0, machine_of), (equal, 1, 0, machine), refuse, (load, 0, 0, number)]

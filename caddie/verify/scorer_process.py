@@ -1,4 +1,4 @@
-"""The inside of a user's scorer's process: it knows an artifact, the user's source, and what messages tell it.
+"""Process that runs a user's scorer: it knows the artifact, the user's source, and the messages that it gets.
 
 A first process loads the artifact, which takes seconds, and never runs the scorer's code. It forks one process for each
 scorer, with a socket of its own, so no scorer knows what another was shown.
@@ -54,7 +54,7 @@ def main(path: str, *parts: str) -> None:
         connection, printed = connections
         if not os.fork():
             control.close()
-            # The server's own would show a later scorer what this one set on them.
+            # The server's own streams would show a later scorer the flags that this one set on them.
             with open(os.devnull, "rb") as nothing:
                 os.dup2(nothing.fileno(), 0)
             for output in (1, 2):
@@ -93,7 +93,7 @@ def _serve(judge: channel.Channel, artifact: Artifact) -> None:
     _, payload = judge.receive()
     job = json.loads(payload)
     torch.set_num_threads(job["threads"])
-    np.random.seed()  # else all forks would draw the same, and two runs of a scorer that throws dice would agree
+    np.random.seed()  # else all forks would draw the same numbers, and two runs of a random scorer agree
     with watch_reads([artifact.path, *(file.path for file in artifact.parts)]) as touched:
         answers: dict[bytes, Callable[[bytearray], Answer]] = {}
         answers[channel.READS] = lambda _: (channel.DONE, json.dumps(touched).encode())
@@ -155,7 +155,7 @@ def _answer_token(scorer: TokenScorer, vocabulary: int, payload: bytearray) -> A
 
 
 class _Windows:
-    """Answers for a `Scorer` that gets the inputs of its windows, and the targets of a step after it."""
+    """Answers for a `Scorer` that gets the inputs of its windows and, after each step, its targets."""
 
     def __init__(self, scorer: Scorer, vocabulary: int, bos: int) -> None:
         self._scorer, self._vocabulary, self._bos = scorer, vocabulary, bos
@@ -173,7 +173,7 @@ class _Windows:
 
     def next(self, _: bytearray) -> Answer:
         """Return the windows and slots of the next step, int64 (windows, 4)."""
-        self._asked = []  # not in `update`, of which a scorer that learns nothing gets none
+        self._asked = []  # not in `update`, which a scorer that learns nothing never gets
         with _blamed("plan"):
             step = next(self._steps, None)
             if step is None:

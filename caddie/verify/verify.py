@@ -35,11 +35,11 @@ MEMORY_BYTES, SECONDS = 8 << 30, 600.0
 """Limits of the sandbox."""
 _PIECES, _PIECE_BYTES = 10, 4000
 _EXCESS, _STREAM_BYTES = 0.005, 12
-"""Bytes that a compressed text may have above its score: a part of it, and some for each stream."""
+"""Bytes by which a compressed text may exceed its score: a share of the score, and a constant for each stream."""
 _SELF_TEST = Effort(places=32, found=0.0, seconds=5.0)
-"""The examples are no rare leaks."""
+"""Effort for the known-bad examples, whose leaks are not rare."""
 _OWN = Effort(seconds=8.0)
-"""For caddie's own scoring, in which a leak is a mistake and no cheat: most runs would else wait for this."""
+"""Effort for caddie's own scoring, where a leak is a bug, not a cheat; a longer search would delay most runs."""
 _COMMAND = "from caddie.verify.verify import main; main()"
 _KNOWN_BAD = "known_bad:"
 _LINES = {json_line("step", probe_event(name)) for name in PROBES}
@@ -78,9 +78,9 @@ def verify(
     """Check an artifact that was read without an error, and probe its scorer in a sandbox.
 
     `scoring` replaces the artifact's own. `scorer` is a user's, FILE.py:NAME, or a known-bad one, known_bad:NAME. The
-    probe text is from the held-out documents of `corpus`, which are then checked not to be training documents; without
-    one, or if they are too short to be probed with, from Python's library. `examples` probes every known-bad example
-    too; `lossless` compresses and decompresses some documents. Each search for leaks in a user's scorer takes
+    probe text comes from the held-out documents of `corpus`, which are then checked not to be training documents.
+    Without a corpus, or if they are too short, it comes from Python's library. `examples` probes every known-bad
+    example too; `lossless` compresses and decompresses some documents. Each search for leaks in a user's scorer takes
     `audit_seconds`. Raises `UserError` for wrong arguments.
     """
     check_kind(artifact, Artifact, "the artifact", AS_ARTIFACT)
@@ -128,7 +128,7 @@ def verify(
 
 
 def file_checks(artifact: Artifact, cap_bytes: int) -> list[Check]:
-    """Return the checks of an artifact that was read without an error, which proves checksums, shapes and hashes."""
+    """Return the checks of an artifact's file. Reading it without an error has proved checksums, shapes and hashes."""
     left = cap_bytes - artifact.file_bytes
     size = f"{artifact.file_bytes:,} of {cap_bytes:,} bytes, {abs(left):,} {'left' if left >= 0 else 'over'}"
     count, stated = sum(one.numel() for one in artifact.model.parameters()), artifact.manifest.parameters
@@ -181,7 +181,7 @@ def _probe_in_sandbox(
 def _read_answer(text: bytes) -> tuple[list[Check], list[Caught]]:
     """Return what the sandboxed process found.
 
-    Raises `UserError` for its own error; `ValueError`, `TypeError` or `KeyError` for an answer of another form.
+    Raises `UserError` if it reports an error; `ValueError`, `TypeError` or `KeyError` for a malformed answer.
     """
     answer = dict(json.loads(text))
     if "error" in answer:
@@ -193,7 +193,7 @@ def _read_answer(text: bytes) -> tuple[list[Check], list[Caught]]:
 
 
 class _Probing:
-    """Shows which probe runs. Of what a sandboxed process writes, nothing but the names of probes is shown."""
+    """Shows which probe runs. It shows nothing else that the sandboxed process writes."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress, self.shown = progress, ""
@@ -221,7 +221,7 @@ def _probe_user_scorer(artifact: Artifact, job: dict[str, Any], progress: Progre
 
 
 def _warning(artifact: Artifact) -> str:
-    """Return what to know of an artifact's parts, whose code runs in the process of the probes."""
+    """Return a warning if an artifact has parts, whose code runs in the process of the probes."""
     names = " and ".join(f"{file.path.name} (SHA-256 {file.stated.sha256})" for file in artifact.parts)
     return f"; {names} ran in the process of the probes and could change their results; read it" if names else ""
 
@@ -233,23 +233,23 @@ def _sample(documents: Sequence[bytes], seed: int) -> list[bytes]:
 
 
 def _compresses(artifact: Artifact, scoring: Scoring, documents: Sequence[bytes]) -> Check:
-    """Compress documents and decompress them: the size must be that of their score."""
+    """Compress documents and decompress them: the size must match their score."""
     torch.set_num_threads(1)  # a second thread does not help with one token at a time
     found = measure(artifact, documents, scoring=scoring)
-    allowed = found.promised_bytes * (1 + _EXCESS) + found.streams * _STREAM_BYTES + found.head_bytes
-    source, off = found.source_bytes, found.compressed_bytes / found.promised_bytes - 1
+    allowed = found.predicted_bytes * (1 + _EXCESS) + found.streams * _STREAM_BYTES + found.head_bytes
+    source, off = found.source_bytes, found.compressed_bytes / found.predicted_bytes - 1
     evidence = (
-        f"{source:,} bytes became {found.compressed_bytes:,} in {found.streams} streams and came back"
-        f"{'' if found.exact else ' changed'}; their score predicts {found.promised_bytes:,.0f} "
-        f"({8 * found.promised_bytes / source:.4f} bits per byte), {off:+.2%} off; "
+        f"{source:,} bytes became {found.compressed_bytes:,} in {found.streams} streams and came back; "
+        f"their score predicts {found.predicted_bytes:,.0f} "
+        f"({8 * found.predicted_bytes / source:.4f} bits per byte), {off:+.2%} off; "
         f"{found.compress_seconds:.0f} and {found.decompress_seconds:.0f} seconds"
     )
-    if found.claimed_bytes != found.promised_bytes:
-        claimed = 8 * found.claimed_bytes / source
+    if found.predicted_bytes_own_ids != found.predicted_bytes:
+        claimed = 8 * found.predicted_bytes_own_ids / source
         evidence += f"; lossy tokenizer: the score of the text that it decodes to is {claimed:.4f}"
-    if stored := not found.streams and found.claimed_bytes < found.compressed_bytes:
+    if stored := not found.streams and found.predicted_bytes_own_ids < found.compressed_bytes:
         evidence += "; the text was stored without compression"
-    return Check("compresses to its score", found.exact and found.compressed_bytes <= allowed and not stored, evidence)
+    return Check("compresses to its score", found.compressed_bytes <= allowed and not stored, evidence)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Audit of a whole scoring: it is done again with another text from a secret place on, and scored on the same tokens.
+"""Audit of a whole scoring: repeat it with other tokens from a secret place on, and compare the losses up to there.
 
-Probe texts are short, so a scorer may wait until they are over. The audit follows the score itself, from the first
-token on and with all that the scorer remembers by then: up to the place, no loss may differ by a bit.
+Probe texts are short, so a scorer may wait until they are over. The audit repeats the score itself, from the first
+token on, with all that the scorer remembers. Losses are of the same targets: up to the place, none may differ.
 """
 
 import math
@@ -26,7 +26,7 @@ from caddie.verify.changes import GAIN, may_change_ends, must_not_change, power
 _FOUND = 0.99
 """Probability of finding a leak of `GAIN` at which an audit ends before its time."""
 _LEAST_STOCK = 256
-"""Tokens that another text is made of, at least."""
+"""Fewest tokens that another text is made of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class WholeText:
         return self._score(self.scoring.plain.scorer(self.model, self.bos), self.tokens).nats
 
     def differs(self, base: ScoredText, text: Ids, last_step: int, progress: Progress) -> Mask:
-        """Return where a new scorer of another text has other losses of this text's tokens; True after that step."""
+        """Return where a new scorer, run on `text`, has other losses of this text's tokens; True after `last_step`."""
         with self.open() as scorer:
             return differ(self.model, base.nats, self._score(scorer, text, progress, last_step).nats)
 
@@ -87,11 +87,11 @@ def audit(
     decides: bool = False,
     progress: Progress = SILENT,
 ) -> tuple[bool | None, str]:
-    """Score the text again with others from secret places on; return the result and its evidence.
+    """Score the text again with other tokens from secret places on; return the result and its evidence.
 
-    `base` is the score of the text, `plain` the losses of the model itself. Places are drawn in turn by what the scorer
-    gains over the model and evenly, until a leak of `GAIN` would be found or the time is over; one is always tried. If
-    it `decides`, the result is None where a leak of that size would too seldom be found.
+    `base` is the score of the text, `plain` the losses of the model itself. Places are drawn by turns in proportion to
+    the scorer's gain over the model and uniformly, until a leak of `GAIN` would be found or the time is over; one is
+    always tried. With `decides`, the result is None if a leak of that size would be found too seldom.
     """
     tokens, generator, begin = whole.tokens, np.random.default_rng([seed, 5]), time.perf_counter()
     free = (tokens[1:] != whole.bos) | may_change_ends(base)
@@ -117,7 +117,7 @@ def audit(
         if (found >= _FOUND and number) or time.perf_counter() - begin > seconds:
             break
     places = f"{len(tokens):,} tokens, scored {number + 1} more time{'s' if number else ''} with others from a place on"
-    # Every second place counts, so as many again are needed.
+    # Only every second place counts, so twice as many are needed.
     counted = (time.perf_counter() - begin) * 2 * (number // 2 + 1) / (number + 1)
     decided, chance = power(found, counted, decides)
     return decided, f"{places}: none of {passed:,} losses up to there changed; {chance}"
@@ -126,7 +126,7 @@ def audit(
 def another_text(
     tokens: Ids, base: ScoredText, place: int, bos: int, vocabulary: int, generator: np.random.Generator
 ) -> Ids:
-    """Return the text with other tokens from `place` to the end of its stretch, and in all that is scored later.
+    """Return the text with other tokens from `place` to the end of its stretch, and wherever it is scored later.
 
     The new tokens are a copy of kept text that follows the same token, or are random where little is kept. So the
     replaced text appears nowhere in the result. A BOS stays where a scorer may know it.

@@ -611,7 +611,7 @@ RUNS = [
     Case(
         "policy of another run",
         lambda b: ["pack", b.folder("none", None), "pack.policy=strict", "cap=900000"],
-        "pack.policy is not the run's, by which verify judges files in its folder; add --out FILE",
+        "pack.policy is not the run's, which verify applies to files in its folder; add --out FILE",
     ),
     Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "pack.cap_bytes"),
     Case(

@@ -175,6 +175,14 @@ def test_a_split_is_a_folder_or_the_beginning_of_a_name(hub: Hub) -> None:
         read(f"hf:{NAME}:tra")
 
 
+def test_a_data_set_without_training_split_is_taken_whole_and_says_so(hub: Hub) -> None:
+    assert sources.find(f"hf:{NAME}").description.endswith(", train")
+    hub.files = {name: data for name, data in hub.files.items() if "train" not in name}
+    for kept in Path("data/hub").glob("*/source.json"):
+        kept.unlink()
+    assert sources.find(f"hf:{NAME}").description.endswith(", all files")
+
+
 def test_files_come_as_they_are_read(hub: Hub) -> None:
     documents = sources.find(f"hf:{NAME}").documents()
     assert hub.fetched() == []

@@ -279,6 +279,11 @@ def test_seeds_that_no_generator_takes_are_a_mistake(text: type[TrainingText | S
         text(seed=seed)
 
 
+def test_a_calibration_text_without_tokens_is_a_mistake() -> None:
+    with pytest.raises(UserError, match="gives no tokens; let its text yield at least one row"):
+        calibrate(small(), [], bos=BOS)
+
+
 def test_self_generated_text_is_the_models_own() -> None:
     """At a temperature near zero each token is the likeliest after those before it, which a full forward says too."""
     config = SMALL.but({"embedding.smear": ChannelSmear()})

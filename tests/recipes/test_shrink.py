@@ -50,6 +50,22 @@ def test_rows_shrink_in_scoring_and_where_they_grow() -> None:
     assert (twin.train.sequence_length, twin.score.sequence_length, twin.score.stride) == (256, 320, 160)
 
 
+def test_what_is_small_already_stays_above_zero() -> None:
+    recipe = shipped()["value_embeddings"]
+    few = {
+        "model.value_embedding.dims": 2,
+        "model.embedding.bigrams.dims": 2,
+        "model.embedding.bigrams.buckets": 4,
+        "score.sequence_length": 8,
+        "score.stride": 8,
+    }
+    tiny = recipe.but(few)
+    twin, half_minute = scale(tiny, "scale32", 100), mini(tiny)
+    bigrams: Any = twin.model.embedding.bigrams
+    assert (twin.model.value_embedding.dims, bigrams.dims, bigrams.buckets) == (1, 1, 2)  # type: ignore[union-attr]
+    assert (twin.score.stride, half_minute.score.stride) == (1, 1)
+
+
 def test_what_counts_steps_becomes_a_part_of_the_run() -> None:
     full, twin = shipped()["parallel_muon"], find("parallel_muon_mini")
     steps = 7e9 / 786_432

@@ -198,7 +198,7 @@ def test_classes_of_another_file_do_not_pass_for_those_named(runs: Path, tmp_pat
     load(artifact)
     other.write_text(MINE + "# changed\n")
     userfile.execute(other)
-    with pytest.raises(UserError, match="others by the same names"):
+    with pytest.raises(UserError, match="otherwise under the same names"):
         load(artifact)
     userfile._executed.cache_clear()
     userfile.execute(runs / "mine.py")

@@ -1116,7 +1116,7 @@ def test_phases_change_the_weights_until_the_last_group(monkeypatch: pytest.Monk
         (CHUNKS.but(chunk_tokens=15), r"chunk_tokens must be at least score\.sequence_length \(16\), not 15$"),
         (LORA.but(chunk_tokens=17), r"chunk_tokens must be at most score\.sequence_length \(16\)$"),
         (LORA.but(phases=GlobalSGD(chunk_tokens=8)), r"phases\.chunk_tokens must be at least score\.sequence_length"),
-        (LORA.but(targets=()), r"score\.ttt\.targets must name what gets an adapter"),
+        (LORA.but(targets=()), r"score\.ttt\.targets must name the parts that get adapters"),
         # (3 * 16 + 8) + (8 + 3 * 16) + 2 * (16 + 16) for each of 20 layers
         (
             LORA.but(rank=1024, documents=4096, targets=("query", "key", "up", "mlp")),

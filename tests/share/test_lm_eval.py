@@ -102,7 +102,7 @@ def test_the_likeliest_continuation_is_told(tiny_run: TinyRun, model: Any) -> No
 def test_it_writes_what_caddie_samples_up_to_a_stop(tiny_run: TinyRun, model: Any) -> None:
     artifact = load(tiny_run.artifact)
     own = sample(artifact, "abc", 40, temperature=0)[3:].decode("utf-8", "replace")
-    (text,) = model.generate_until([Request(("abc", {"until": [], "max_gen_toks": 40}))])
+    (text,) = model.generate_until([Request(("abc", {"until": [""], "max_gen_toks": 40}))])
     assert text == own
     stop = text[len(text) // 2]
     (short,) = model.generate_until([Request(("abc", {"until": [stop, "never there"], "max_gen_toks": 40}))])

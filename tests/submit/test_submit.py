@@ -409,7 +409,7 @@ def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
 def test_a_name_that_is_none_on_github_is_refused(name: str, runs: list[Path], caddie: Call) -> None:
     ended = caddie("submit", *runs, "--out", "out", "--author", "Ada", "--github-id", name)
     assert ended.status == 2
-    assert ended.err.endswith(f"caddie: --github-id takes a name on GitHub, as octocat, not {name!r}\n")
+    assert ended.err.endswith(f"caddie: --github-id takes a name on GitHub, such as octocat, not {name!r}\n")
     assert not Path("out").exists()
 
 

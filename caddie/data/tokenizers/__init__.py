@@ -54,8 +54,8 @@ class ByteTokenizer260(ByteTokenizer):
 class SentencePieceTokenizer(TextTokenizer):
     """A SentencePiece model.
 
-    A `lossless` model (identity normalization, white space kept, byte fallback) encodes as byte ids the text that
-    SentencePiece cannot represent. Any other encodes text as SentencePiece does, and bytes that are not UTF-8 as
+    A `lossless` model (identity normalization, white space kept, byte fallback) uses byte ids for text that
+    SentencePiece cannot represent. Any other model encodes text as SentencePiece does, and bytes that are not UTF-8 as
     U+FFFD, which the contest's models turn into a space. Raises `UserError` for a model that cannot be read, has more
     than 65,536 ids or has no BOS id.
     """
@@ -92,7 +92,7 @@ class SentencePieceTokenizer(TextTokenizer):
         )
         self.lossless = len(byte_ids) == 256 and _has_identity_normalizer(model)
         self._byte_ids = np.array([byte_ids[byte] for byte in range(256)], np.uint16) if self.lossless else None
-        # Without a piece for it, a space would fall back to the three bytes of the mark.
+        # A space without a piece of its own would fall back to the three bytes of the mark.
         self._raw = re.compile(f"([{bpe.RAW}]+)" if MARK in texts else f"([ {bpe.RAW}]+)")
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
@@ -133,7 +133,7 @@ class CaseOpsTokenizer(Tokenizer):
         return np.concatenate([caseops.byte_lengths(pieces) for pieces in runs])
 
     def _documents(self, ids: Sequence[int] | npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
-        # Separately: the end of a document and the beginning of the next could together form a mark.
+        # Split at BOS: the end of a document and the start of the next could together form a mark.
         stream = np.asarray(ids, np.int64)
         return np.split(stream, np.flatnonzero(stream == self.bos))
 
@@ -180,7 +180,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 class RawBytes(TokenizerSource):
-    """Every byte is an id: of 257, or of 260 as the contest numbers them."""
+    """Every byte is an id; the vocabulary has 257 ids, or 260 with the contest's numbering."""
 
     def build(self, vocabulary: int, sample: Sample) -> Tokenizer:
         if vocabulary == ByteTokenizer260.vocabulary:
@@ -193,7 +193,7 @@ class SentencePieceSource(TokenizerSource):
 
     @abstractmethod
     def build(self, vocabulary: int, sample: Sample, symbols: Sequence[str] = ()) -> SentencePieceTokenizer:
-        """Return the model; if it is trained, each of `symbols`, single characters, is a piece and part of no other."""
+        """Return the model; if it is trained here, each character of `symbols` is a piece and part of no other one."""
 
 
 class SentencePieceFile(SentencePieceSource):
@@ -219,7 +219,7 @@ class SentencePieceBPE(SentencePieceSource):
 class CaseOps(TokenizerSource):
     """CaseOps: capitals as marks before small letters, then a SentencePiece model; lossless if the model is.
 
-    The model is trained on text with marks, each a piece of its own; a model file should have been, too (#1729).
+    The model is trained on text with marks, each a piece of its own; so should be a model file (#1729).
     """
 
     of: SentencePieceSource = SentencePieceBPE()

@@ -34,7 +34,7 @@ def train(documents: Sequence[bytes], vocabulary: int, sample_bytes: int, symbol
     untrained = re.compile(f"[\t\u2585{RAW}{''.join(symbols)}]+")
     counts = Counter(untrained.sub("", "".join(texts)))
     largest = reserved
-    for characters in (max(1, room // 2), room):  # all of them where the text has too few pairs
+    for characters in (max(1, room // 2), room):  # second try: all characters, if the text has too few pairs
         sentences = _sentences(texts, _alphabet(counts, characters))
         model, largest = _train(sentences, vocabulary, symbols) if sentences else (b"", largest)
         if model:
@@ -62,7 +62,7 @@ def _alphabet(counts: Counter[str], most: int) -> str:
 
 
 def _sentences(texts: list[str], alphabet: str) -> list[str]:
-    """Return the runs of these characters, cut to the trainer's length; it would drop characters by other rules."""
+    """Return the runs of `alphabet`, cut to the trainer's length; the trainer would drop characters by other rules."""
     outside = re.compile(f"[^{re.escape(alphabet)}]+") if alphabet else re.compile(".+", re.DOTALL)
     runs = (run for text in texts for run in outside.split(text) if run.strip("\r\n"))
     return [run[start : start + _LONGEST] for run in runs for start in range(0, len(run), _LONGEST)]

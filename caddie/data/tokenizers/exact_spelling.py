@@ -17,9 +17,9 @@ _WORD = re.compile(rb" ?\S+|\s+")
 def exact_ids(tokenizer: Tokenizer, data: bytes) -> Ids:
     """Return ids, uint16 without BOS, that `tokenizer.decode` turns into exactly `data`, taken as one document.
 
-    They are the tokenizer's own for each stretch of text that these reproduce. In other stretches a word has the ids
-    that the tokenizer gives it elsewhere, or else the longest pieces that match, byte ids at the least. Raises
-    `UserError` for a tokenizer without an id for some byte.
+    A stretch of text keeps the tokenizer's own ids if they reproduce it. In other stretches a word gets the ids that
+    the tokenizer gives it elsewhere, or else the longest pieces that match, if need be single bytes. Raises `UserError`
+    for a tokenizer without an id for some byte.
     """
     ids = tokenizer.encode(data)
     if tokenizer.decode(ids) == data:
@@ -29,7 +29,7 @@ def exact_ids(tokenizer: Tokenizer, data: bytes) -> Ids:
     stretches = _STRETCH.findall(data)
     own = dict(zip(distinct := list(dict.fromkeys(stretches)), tokenizer.encode_many(distinct), strict=True))
     words = {word: part for ids in own.values() for word, part in _words(tokenizer, ids)}
-    # Of pieces with the same bytes the last: byte ids come first.
+    # If pieces have the same bytes the last one wins: byte ids come first.
     pieces = {piece: index for index, piece in enumerate(tokenizer.token_bytes) if piece}
     longest = max(map(len, pieces), default=0)
     for stretch, ids in own.items():

@@ -1,9 +1,9 @@
 """Tokenizers of other libraries: a `tokenizer.json` of Hugging Face, and ranks of tiktoken.
 
-Pieces of the former are read as the file's decoder reads them: bytes written as characters (ByteLevel), marks for
-spaces (Metaspace), bytes as `<0x41>` (ByteFallback), words without `##` (WordPiece). What its normalizer changes is
-lost, and is counted. tiktoken loses nothing: it skips text that the pattern of its ranks does not match, and such a
-pattern is refused.
+Pieces of a `tokenizer.json` are read as its decoder reads them: bytes written as characters (ByteLevel), marks for
+spaces (Metaspace), bytes as `<0x41>` (ByteFallback), words without `##` (WordPiece). Text that its normalizer changes
+is lost, and counted. tiktoken loses nothing: it would skip text that the pattern of its ranks does not match, so such
+a pattern is refused.
 """
 
 import base64
@@ -27,7 +27,7 @@ _BYTE_OF = {
     **{chr(byte): byte for byte in _PRINTED},
     **{chr(256 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))},
 }
-"""Byte of each character of ByteLevel: itself where it can be printed, else one from U+0100 on."""
+"""Byte of each ByteLevel character: a printable byte has its own character, any other one from U+0100 on."""
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         if unknown is not None:
             pieces[unknown] = b""  # it stands for text that it does not spell
         self._set_pieces({**pieces, self.bos: b""}, "this tokenizer.json has")
-        # If a model takes text that spells BOS for BOS, the text is cut inside that spelling.
+        # If the library encodes text that spells BOS as BOS itself, the text is cut inside that spelling.
         self._cut = re.compile(f"(?<={re.escape(begin[:1])})(?={re.escape(begin[1:])})")
 
     def _encode_texts(self, texts: list[str]) -> list[Ids]:
@@ -129,7 +129,7 @@ class HuggingFaceFile(TokenizerSource):
     path: str
     """Path of its `tokenizer.json`."""
     bos: str = ""
-    """Token put before every document; by default that of the file, or one with a usual name."""
+    """Token put before every document; by default the file's `bos_token`, or a token with a usual name."""
 
     def build(self, vocabulary: int, sample: Sample) -> HuggingFaceTokenizer:
         return self._made(vocabulary, lambda: HuggingFaceTokenizer(self.data()))
@@ -144,7 +144,7 @@ class TiktokenTokenizer(TextTokenizer):
     """Ranks, one a line: a token in base64 and its id. A line of JSON before them holds the pattern.
 
     BOS is the id after the last; names of special tokens within a text are text. Raises `UserError` if the library is
-    missing, for ranks that cannot be read or lack a byte, a pattern that is none, and more than 65,536 ids.
+    missing, for ranks that cannot be read or lack a byte, for an invalid pattern, and for more than 65,536 ids.
     """
 
     kind = "tiktoken"
@@ -192,7 +192,7 @@ class TiktokenFile(TokenizerSource):
     path: str
     """Path of a file of ranks (`.tiktoken`), or the name of an encoding that the library fetches, such as gpt2."""
     pattern: str = ""
-    """Regular expression of the words of a text; by default the encoding's own, or that of GPT-2 for a file."""
+    """Regular expression that splits a text into words; by default the encoding's own, or GPT-2's for a file."""
 
     def build(self, vocabulary: int, sample: Sample) -> TiktokenTokenizer:
         return self._made(vocabulary, lambda: TiktokenTokenizer(self.data()))

@@ -1,4 +1,4 @@
-"""The tokenizer socket: what every tokenizer does, and where one comes from."""
+"""Tokenizer socket: methods of every tokenizer, and the sources that build one."""
 
 import hashlib
 import re
@@ -62,14 +62,14 @@ class Tokenizer(ABC):
         return self.encode_many([data])[0]
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
-        """Return the bytes of any ids, such as a model samples; control ids have none."""
+        """Return the bytes of any ids, such as ids sampled from a model; control ids have none."""
         return b"".join(map(self.token_bytes.__getitem__, np.asarray(ids, np.int64).tolist()))
 
     def byte_lengths(self, ids: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the bytes of text of each id, int64 (ids,), 0 for BOS; their sum is the length of `decode(ids)`.
 
         A stream may hold several documents, each after a BOS. In a stream that begins within a document, the first
-        lengths may be wrong if the meaning of ids depends on those before.
+        lengths may be wrong if the meaning of ids depends on earlier ids.
         """
         return self._lengths[np.asarray(ids, np.int64)]
 
@@ -89,10 +89,10 @@ class Tokenizer(ABC):
 
     @cached_property
     def prefixes(self) -> npt.NDArray[np.int64]:
-        """Id of the longest proper prefix of each id's bytes that is itself an id's, int64 (vocabulary,), else -1.
+        """Id that spells the longest proper prefix of each id's bytes, int64 (vocabulary,); -1 if no id spells one.
 
-        The space before a word is part of its bytes. Of ids with equal bytes the last counts, which in SentencePiece's
-        models is the one that text is encoded by, not the byte's.
+        The space before a word is part of its bytes. If ids have equal bytes the last one counts: SentencePiece
+        models encode text by it, not by the byte id.
         """
         ids = {piece: index for index, piece in enumerate(self.token_bytes)}
         shorter = ((piece[:end] for end in range(len(piece) - 1, 0, -1)) for piece in self.token_bytes)
@@ -107,7 +107,7 @@ class Tokenizer(ABC):
 class TextTokenizer(Tokenizer):
     """A tokenizer by a library that takes text alone.
 
-    Bytes that it cannot represent get the ids of bytes. Where not all bytes have one, those that are not UTF-8 become
+    Bytes that the library cannot represent get byte ids. If some byte has no id, bytes that are not UTF-8 become
     U+FFFD.
     """
 
@@ -117,13 +117,13 @@ class TextTokenizer(Tokenizer):
     """Pattern, of one group, of text that the library cannot represent: at least bytes that are not UTF-8."""
 
     def _set_size(self, vocabulary: int, of: str) -> None:
-        """Take the number of ids; `UserError`, which says what they are `of`, for more than a shard can hold."""
+        """Set the number of ids; `UserError` for more than a shard can hold (`of` begins its last clause)."""
         if vocabulary > MOST_IDS:
             raise UserError(f"a tokenizer may have {MOST_IDS:,} ids; {of} {vocabulary:,}")
         self.vocabulary = vocabulary
 
     def _set_pieces(self, by_id: Mapping[int, bytes], of: str) -> None:
-        """Take the bytes of each id, b"" for ids in between; in the contest's table an id without bytes is a boundary.
+        """Set the bytes of each id, b"" for ids in between; in the contest's table an id without bytes is a boundary.
 
         `UserError` for too many ids, as by `_set_size`.
         """
@@ -173,7 +173,7 @@ class TokenizerSource(Config):
         """
 
     def _made(self, vocabulary: int, make: Callable[[], T]) -> T:
-        """Return what `make` makes, as of the file at `path`; `UserError` if it fails, or has other ids."""
+        """Return the tokenizer of `make`; `UserError`, which names `path`, if it fails or has another number of ids."""
         name = getattr(self, "path", type(self).__name__)
         try:
             tokenizer = make()

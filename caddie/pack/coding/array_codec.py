@@ -22,18 +22,18 @@ CHECKSUM_BITS = 24
 
 
 class ArrayCodec(Config):
-    """Socket: arrays of numbers as bytes that `decode` reads without the settings.
+    """Socket: lossless coding of arrays of numbers as bytes; `decode` reads them without the settings.
 
-    An array has any shape and strides, and elements that are booleans, integers or floating-point numbers of 8, 16, 32
-    or 64 bits; `UserError` for others. Every bit comes back, also of NaNs. The bytes are the same each time, on every
-    machine.
+    An array may have any shape and strides. Its elements are booleans, integers or floating-point numbers of 8, 16, 32
+    or 64 bits; `UserError` for others. Every bit is restored, also in NaNs. The same array gives the same bytes on
+    every machine.
     """
 
     @abstractmethod
     def encode(self, array: Array, like: bytes = b"") -> bytes:
         """Return the stream of the array's elements, without dtype and shape.
 
-        `like` is the stream of a similar array: settings chosen by trial for that one are taken over.
+        `like` is the stream of a similar array, whose settings are reused instead of chosen by trial.
         """
 
 

@@ -1,13 +1,13 @@
 """Adaptive entropy coding of integer matrices by row and column scale.
 
-Quantized weights are close to independent Gaussians, so neighbours say nothing of one another. Scales do: columns
+Quantized weights are close to independent Gaussians, so neighbours do not predict one another. Scales do: columns
 differ (a good quantizer gives each its own step), rows differ somewhat. So the expected magnitude of an integer is
-(mean magnitude of its row so far) x (ratio of its column to the rows above, so far), each shrunk to the usual value
-while there are few data. It is rounded to one of 64 contexts; each has the counts of the integers seen in it, on top of
-a prior (`priors`). Three bytes of settings are stored beside the integers.
+(mean magnitude of its row so far) x (magnitude of its column so far, relative to all columns), each shrunk to the usual
+value while data are few. It is rounded to one of 64 contexts. Each context counts the integers seen in it, on top of a
+prior (`priors`). Three bytes of settings are stored beside the integers.
 
-Integers are coded in tiles that grow from small to large, so that probabilities adapt soon. Within a tile they are
-constant, and the integers of a context are one call of the coder.
+Integers are coded in tiles that grow from small to large, so that probabilities adapt soon. Within a tile probabilities
+are constant, and the integers of each context are coded in one call.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _MOST_COUNT = 1 << 16  # sum of a context's counts above which they are halved
 _LEAST_TILE, _LARGEST_TILE = 64, 1 << 15  # elements
 _GROWTH = 4  # a tile is as high and wide as a quarter of what is above and left of it
 _LEAST_COLUMNS = 4  # of a tile
-_RECENT_ROWS = 16  # rows that the usual magnitude is the mean of, about
+_RECENT_ROWS = 16  # the usual magnitude is the mean over about this many rows
 _TRIAL = 1 << 15  # elements on which settings are tried
 _RUNS = 4  # runs of successive rows in that sample
 _MOST_ELEMENTS = 1 << 31
@@ -79,9 +79,9 @@ def can_code(dtype: np.dtype[Any]) -> bool:
 
 
 def _best(matrix: Integers, center_bytes: int) -> _Settings:
-    """Return settings by search on a sample, but the layout by the coded size of the whole matrix.
+    """Return settings by search on a sample, but choose the layout by the coded size of the whole matrix.
 
-    A sample has too few rows to tell what it costs to learn the scales of all rows and columns.
+    A sample has too few rows to show the cost of learning the scales of all rows and columns.
     """
     sample, vector = _sample(matrix), matrix.shape[1] == 1
     best = _searched(sample, _Settings(), (("layout", 2 if vector else 1), *_MOVES), center_bytes)
@@ -94,9 +94,9 @@ def _best(matrix: Integers, center_bytes: int) -> _Settings:
 
 
 def _sample(matrix: Integers) -> Integers:
-    """Return runs of rows from the first to the last, about `_TRIAL` elements; a small matrix as it is.
+    """Return evenly spaced runs of rows, about `_TRIAL` elements; a small matrix is returned whole.
 
-    Rows differ along a matrix: the first of an embedding may be of tokens that texts hardly have.
+    Rows differ along a matrix: the first rows of an embedding may belong to rare tokens.
     """
     if matrix.size <= _TRIAL or len(matrix) <= _RUNS:
         return matrix
@@ -242,7 +242,7 @@ def _prior(most: int) -> Integers:
 
 
 def _code(values: Symbols, most: int, mean: int, settings: _Settings, coder: SymbolCoder) -> None:
-    """Write a matrix of integers from -most to most, or fill it in; `mean` is the first guess of their magnitude."""
+    """Write a matrix of integers from -most to most, or read into it; `mean` is the first guess of their magnitude."""
     (rows, columns), symbols, prior = values.shape, 2 * most + 1, _prior(most)
     column_trust, row_trust = _TRUST[settings.columns], _TRUST[settings.rows]
     counts, totals = np.zeros((priors.CONTEXTS, symbols), np.int64), np.zeros(priors.CONTEXTS, np.int64)

@@ -1,4 +1,4 @@
-"""Arrays through a general-purpose compressor, in a layout that suits it."""
+"""Code arrays with a general-purpose compressor, in a layout that suits it."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ STREAMS = range(PACKED, PACKED + _LAYOUTS * len(_CODECS))
 
 
 class Packed(ArrayCodec):
-    """The array's bytes through a `Codec`, with a checksum of the array before them."""
+    """The array's bytes compressed by a `Codec`, after a checksum of the array."""
 
     codec: Codec = Brotli()
     """Compressor of the bytes, one of those in `caddie.pack.codecs`."""
@@ -28,7 +28,7 @@ class Packed(ArrayCodec):
     shuffle: bool = False
     """Write the first bytes of all elements first, then all second bytes and so on (byte shuffle)."""
     sort_rows: bool = False
-    """Follow each row by the nearest of those that are left; the order is stored, 2 or 4 bytes a row. Takes time with
+    """Order rows so that each is followed by the nearest row left. The order takes 2 or 4 bytes a row; time grows with
     the square of the rows."""
 
     def encode(self, array: Array, like: bytes = b"") -> bytes:
@@ -78,9 +78,9 @@ def matrix_shape(shape: Shape) -> tuple[int, int]:
 
 
 def nearest_rows(matrix: Array) -> npt.NDArray[np.int64]:
-    """Return an order of rows, (rows,): the first row, then each time the nearest to the last of those left (L1).
+    """Return an order of rows, (rows,): the first row, then always the row left that is nearest to the last (L1).
 
-    Of several at the same distance it is the first.
+    On a tie, the first such row follows.
     """
     # Sums of small integers are exact, so that the order is the same everywhere.
     values = matrix.astype(np.int64 if matrix.dtype.kind in "biu" and matrix.dtype.itemsize < 8 else np.float64)

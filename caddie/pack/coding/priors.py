@@ -1,9 +1,8 @@
 """Prior distributions of integers, by integer arithmetic alone, so that they are the same on every machine.
 
-A context is an expected magnitude E|q|, a quarter of an octave from the next. Its prior is a discrete Gaussian of that
-magnitude or, because the magnitude is an estimate, a mixture with its neighbours, at one of several widths: an estimate
-from n magnitudes has a relative error of about 1 / sqrt(2 n), and a mixture costs less than a wrong scale (Student's t
-is such a mixture).
+A context is an expected magnitude E|q|; contexts are a quarter of an octave apart. Its prior is a mixture of discrete
+Gaussians of neighbouring magnitudes, in one of several widths, because the magnitude is an estimate: from n magnitudes
+it has a relative error of about 1 / sqrt(2 n). A mixture costs less than a wrong scale (Student's t is such a mixture).
 """
 
 from bisect import bisect_left
@@ -17,7 +16,7 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 
 PER_OCTAVE = 64
-"""Steps of `log2`."""
+"""Steps of `log2` per octave."""
 FRACTION_BITS = 12
 """Fraction bits of magnitudes and their ratios, which are fixed-point numbers."""
 LARGEST = 255
@@ -56,7 +55,7 @@ def contexts(logs: Integers) -> npt.NDArray[np.uint8]:
 
 
 def width(rows: int, columns: int) -> int:
-    """Return the mixture for a magnitude estimated from so many rows of its column and columns of its row."""
+    """Return the index of the mixture for a magnitude estimated from `rows` of its column and `columns` of its row."""
     return 2 + bisect_left(_BORDERS, 60 + 800 // rows + 800 // columns)
 
 
@@ -83,7 +82,7 @@ def priors() -> Integers:
 
 
 def _normalized(weights: Integers, bits: int) -> Integers:
-    """Scale weights of 0, 1, ..., below 2^30, so that those of both signs sum to 2^bits."""
+    """Scale weights (below 2^30) of magnitudes 0, 1, ... so that the weights of both signs sum to 2^bits."""
     shares: Integers = (weights << bits) // (2 * weights.sum(axis=1, keepdims=True) - weights[:, :1])
     return shares
 

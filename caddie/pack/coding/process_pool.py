@@ -1,6 +1,6 @@
-"""A pool of processes that encode and decode arrays; threads gain nothing, since the coder holds Python's lock.
+"""A pool of processes that encode and decode arrays; threads gain nothing, since the coder holds the GIL.
 
-Each process answers jobs over its standard input, a socket, and ends when that is closed, even if this process is
+Each process answers jobs over its standard input, a socket, and ends when the socket closes, even if this process is
 killed. They are plain subprocesses: `multiprocessing` runs a user's script twice, PyTorch's threads do not survive a
 fork, and loky's processes outlive SIGKILL. Jobs that they cannot do, as with a user's own codec, run in this process.
 """
@@ -30,8 +30,8 @@ from caddie.runtime.child_process import child_environment
 Result = TypeVar("Result")
 
 _WORTH = 1 << 21
-"""Elements that other processes must save this one for them to be worth starting: about half a second of coding."""
-_TRIED = 1 << 18  # most elements that trials of settings on a sample of an array read, eight trials together
+"""Least elements that other processes must take over to be worth starting: about half a second of coding."""
+_TRIED = 1 << 18  # most elements read by all trials of settings on a sample of an array, eight trials
 _LAYOUTS = 3  # layouts tried on the whole array
 _LAUNCHER = "from caddie.pack.coding import process_pool; process_pool.serve()"
 
@@ -44,7 +44,7 @@ class EncodeJob(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Elements that coding goes through, about."""
+        """Approximate number of elements that coding reads, trials of settings included."""
         return self.array.size + (0 if self.like else min(8 * self.array.size, _TRIED + _LAYOUTS * self.array.size))
 
 
@@ -62,9 +62,9 @@ class DecodeJob(NamedTuple):
 
 
 class ProcessPool:
-    """Encodes and decodes arrays in `processes` processes, or in this one where they are not worth starting.
+    """Encodes and decodes arrays in `processes` processes, or in this one if they are not worth starting.
 
-    Results are the same to the bit, however many there are. Close it with `with`.
+    Results are bit-identical for any number of processes. Use it in a `with` statement.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -148,7 +148,7 @@ class ProcessPool:
 
 
 def _request(process: Connection, request: dict[str, Any], data: bytes, like: bytes = b"") -> bytes:
-    """Return a process's answer to a job; `OSError` or `EOFError` if the process has ended or ends over it."""
+    """Return a process's answer to a job; `OSError` or `EOFError` if the process has ended or ends meanwhile."""
     for part in (json.dumps(request).encode(), data, like):
         process.send_bytes(part)
     error, result = process.recv_bytes(), process.recv_bytes()
@@ -158,8 +158,8 @@ def _request(process: Connection, request: dict[str, Any], data: bytes, like: by
 
 
 def serve() -> None:
-    """Answer one job after another until the socket is closed: the program of each process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it is interrupted too, and ends it
+    """Answer one job after another until the socket is closed; this is the program of each process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process
     with suppress(EOFError, OSError), Connection(sys.stdin.fileno()) as parent:
         while True:
             request, data, like = json.loads(parent.recv_bytes()), parent.recv_bytes(), parent.recv_bytes()

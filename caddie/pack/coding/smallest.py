@@ -13,14 +13,14 @@ from caddie.pack.coding.packed import STREAMS, Packed, unpack
 
 
 class Smallest(ArrayCodec):
-    """The shortest of several codecs' streams, the first of equals."""
+    """The shortest of several codecs' streams; on a tie, the first."""
 
     of: tuple[ArrayCodec, ...] = (EntropyModel(), Packed(codec=Zstd(level=3), shuffle=True))
     """Codecs to try."""
     also: tuple[ArrayCodec, ...] = (Packed(codec=Zlib()), Packed(codec=Brotli(), shuffle=True), Packed(columns=True))
-    """Codecs to try as well for arrays of at most `small_bytes`, for they take longer."""
+    """Slower codecs, also tried for arrays of at most `small_bytes`."""
     small_bytes: int = 1 << 12
-    """Bytes of the largest array that `also` is tried for."""
+    """Size of the largest array that `also` is tried for, in bytes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Symbols under given probabilities as one stream, by constriction's entropy coder.
+"""Code symbols under given probabilities as one stream, with constriction's entropy coder.
 
 The coder is ANS (J. Duda, arXiv 0902.0271; R. Bamler, arXiv 2201.01741). Its `Categorical` scales weights by
 (2^24 - symbols) / (sum of weights), which is 1 here: weights are integers with that sum, so all arithmetic is exact.
@@ -28,7 +28,7 @@ class SymbolCoder(ABC):
 
     @abstractmethod
     def code(self, symbols: Symbols, weights: Integers, counts: Integers) -> None:
-        """Write the symbols (n,), or fill them in: counts[0] of them under weights[0], and so on.
+        """Write the symbols (n,), or read into them: counts[0] of them under weights[0], and so on.
 
         `weights` are (groups, symbols); symbol i has the probability (weights[., i] + 1) / 2^24.
         """
@@ -50,7 +50,7 @@ def _model(weights: Integers) -> Any:
 
 
 class Writer(SymbolCoder):
-    """Keeps symbols until `finish`: ANS is a stack, so the last symbol is coded first, and a reader gets the first."""
+    """Keeps symbols until `finish`: ANS is a stack, so the last symbol is coded first and the first is read first."""
 
     def __init__(self) -> None:
         self._groups: list[tuple[Symbols, Integers]] = []
@@ -70,7 +70,7 @@ class Reader(SymbolCoder):
     """Reads the stream of a `Writer` under the same weights; raises `Damaged` if it is empty or ends too early."""
 
     def __init__(self, data: bytes) -> None:
-        if not data or data[-1] == 0:  # the coder takes no last word of zero
+        if not data or data[-1] == 0:  # the coder refuses a last word of zero
             raise Damaged
         words = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), "<u4").astype(np.uint32)
         self._coder = constriction.stream.stack.AnsCoder(words)

@@ -33,7 +33,7 @@ class _Floats:
 
 
 class Float16(_Floats, Quantizer):
-    """Half precision, for what is small or sensitive."""
+    """Half precision, for small or sensitive parameters."""
 
     _format, _stored = torch.float16, np.dtype("<f2")
 
@@ -50,9 +50,9 @@ class Float8(_Floats, Quantizer):
     _format, _stored = torch.float8_e4m3fn, np.dtype(np.uint8)
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """Return the values, rounded in units of the distance between neighbouring numbers of the format."""
+        """Return the rounded weights; `rounding` gets them in units of the spacing of the format's numbers."""
         weight = weight.float()
         values = weight.detach().clamp(-448, 448)
-        power = (values.abs().view(torch.int32) & 0x7F80_0000).view(torch.float32)  # of two, at or below
+        power = (values.abs().view(torch.int32) & 0x7F80_0000).view(torch.float32)  # the power of two at or below
         spacing = (power * 2.0**-3).clamp_min(2.0**-9)
         return rounding(values / spacing + (weight - weight.detach()) / spacing) * spacing

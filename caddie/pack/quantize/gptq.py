@@ -16,9 +16,9 @@ from caddie.pack.quantize.scales import Grid
 class Gptq(Wrapper, Quantizer):
     """Integers that keep the outputs W x, not the weights: GPTQ (arXiv 2210.17323) with activation order.
 
-    Columns are rounded by falling mean square of their inputs. The error of a column is compensated, as far as the
-    inputs are correlated, by the columns not yet rounded. Without known inputs, as for an embedding, which is no
-    linear map, this is `of`.
+    Columns are rounded in order of decreasing mean square of their inputs. The error of a column is compensated, as far
+    as inputs are correlated, by the columns not yet rounded. Without calibrated inputs, as for an embedding (not a
+    linear map), it is the same as `of`.
     """
 
     of: Rows = Rows()
@@ -26,7 +26,7 @@ class Gptq(Wrapper, Quantizer):
     damping: Annotated[float, Range(1e-6, 1.0)] = 0.01
     """Added to the diagonal of the inputs' second moments, in units of its mean."""
     block: Annotated[int, Range(1, 65_536)] = 128
-    """Columns after which later ones are updated, all at once; changes time alone."""
+    """Columns rounded before all later columns are updated at once; changes only the time."""
     calibrated: ClassVar[bool] = True
 
     @property
@@ -43,7 +43,7 @@ class Gptq(Wrapper, Quantizer):
     def rounded(
         self, weight: Tensor, calibration: Calibration, fine: tuple[Grid, Sequence[int]] | None = None
     ) -> Arrays:
-        """Return the arrays of `of` for known inputs; `fine` is another grid for some of the columns."""
+        """Return the arrays of `of` for known inputs; `fine` is another grid and the columns that use it."""
         assert calibration.inputs is not None
         rows = as_rows(plain(weight))
         grids = self.of.grids(rows, calibration)
@@ -81,8 +81,8 @@ class Gptq(Wrapper, Quantizer):
 def _upper_factor_of_inverse(hessian: Tensor) -> Tensor:
     """Return the upper triangular U with U^T U = H^-1.
 
-    With H = R R^T, U is R^-1: one factorization and one triangular inverse, where the usual way by H^-1 has two and an
-    inverse.
+    With H = R R^T, U is R^-1: one factorization and one triangular inverse. The usual way, by H^-1, takes two
+    factorizations and an inverse.
     """
     remedy = "the inputs' second moments are not positive definite; raise the damping of Gptq"
     factor = cholesky_upper(hessian, remedy)
@@ -92,7 +92,7 @@ def _upper_factor_of_inverse(hessian: Tensor) -> Tensor:
 def _round_columns(columns: Tensor, upper: Tensor, grids: Sequence[tuple[Grid, Tensor]], block: int) -> Tensor:
     """Return the integers of W^T, (columns, rows), by the grid and the stored steps of each column.
 
-    A column of W is contiguous there.
+    W is transposed so that its columns are contiguous.
     """
     rest, integers = columns.clone(), torch.empty_like(columns)
     pivots = upper.diagonal().tolist()

@@ -22,14 +22,14 @@ class Ternary(Quantizer):
     """-1, 0 or 1 times the mean |weight| of each group of columns (arXiv 2402.17764)."""
 
     group: Annotated[int, Range(1, 65_536)] = 128
-    """Columns with one step; rows are padded with zeros to whole groups. The zeros count in the mean, as in the record,
-    so a group that does not divide the columns has smaller steps at the end of each row."""
+    """Columns that share a step; rows are padded with zeros to whole groups. As in the record, the zeros count in the
+    mean, so if the group does not divide the columns, the last step of each row is smaller."""
     keep_mean: bool = False
-    """Restore the group's mean |weight|: a trit of 1 stands for the step over the share of trits that are not 0. Better
-    for weights that were not trained as trits. The record's file has it because its forward takes the mean again; what
-    its products see, and what is trained, is the plain step."""
+    """Restore the group's mean |weight|: a trit of 1 stands for the step divided by the fraction of nonzero trits.
+    Better for weights that were not trained as trits. The record's file does so because its forward takes the mean
+    again; its products and its training see the plain step."""
     packed: bool = False
-    """Store five trits in a byte; otherwise a byte each, which coders compress better."""
+    """Store five trits in a byte; otherwise one byte per trit, which entropy coders compress better."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `integers` (int8, the weight's shape) or `packed` (bytes, padded groups), and `steps` (groups,)."""
@@ -44,7 +44,7 @@ class Ternary(Quantizer):
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         steps = torch.from_numpy(arrays["steps"].astype(np.float32))
-        if self.packed:  # a byte over 242, which nothing packs, gives its digits too
+        if self.packed:  # a byte over 242, which packing never writes, decodes too
             trits = (arrays["packed"][:, None] // _POWERS % 3).reshape(-1)[: len(steps) * self.group]
             groups = torch.from_numpy(trits.astype(np.float32)).reshape(-1, self.group) - 1
         else:
@@ -75,7 +75,7 @@ class Binary(Quantizer):
     """-1 or 1 times the mean |weight| of each group of columns (arXiv 1603.05279): one bit a weight."""
 
     group: Annotated[int, Range(1, 65_536)] = 128
-    """Columns with one step; the last group of a row may have fewer."""
+    """Columns that share a step; the last group of a row may have fewer."""
 
     def quantize(self, weight: Tensor, calibration: Calibration = Calibration()) -> Arrays:
         """Return `packed` (bytes, the first sign in the lowest bit, 1 for positive) and `steps` (groups,)."""
@@ -108,7 +108,7 @@ class Binary(Quantizer):
 
 
 def _signs(counts: Tensor, rounding: Rounding) -> Tensor:
-    """Round to -1 or 1, by way of halves between -1 and 0."""
+    """Round to -1 or 1; `rounding` gets (counts - 1) / 2, from -1 to 0."""
     return 2 * rounding((counts - 1) / 2) + 1
 
 
@@ -142,6 +142,6 @@ def _in_steps(groups: Tensor, steps: Tensor) -> Tensor:
 
 
 def _with_gradient(groups: Tensor, steps: Tensor) -> Tensor:
-    """Return `_in_steps`, with the gradient of weights in units of their step also beyond the clip."""
+    """Return `_in_steps` with the gradient of the unclipped weights in units of their step."""
     values = groups.detach()
     return _in_steps(values, steps) + (groups - values) / steps[:, None].clamp_min(2.0**-24)

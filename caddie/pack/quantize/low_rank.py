@@ -18,7 +18,7 @@ LARGEST = 1e30
 
 
 class LowRank(Wrapper, Quantizer):
-    """The rounding error of `of`, W - Ŵ, corrected by a product A B of low rank in a few bits: LQER (arXiv 2402.02446).
+    """Quantizer `of`, its error W - Ŵ corrected by a low-rank product A B in a few bits: LQER (arXiv 2402.02446).
 
     A has the left singular vectors times the singular values, B the right ones.
     """
@@ -26,10 +26,10 @@ class LowRank(Wrapper, Quantizer):
     of: Quantizer = Gptq()
     """Quantizer of the weight itself."""
     rank: Annotated[int, Range(1, 256)] = 4
-    """Columns of A."""
+    """Rank of the correction: columns of A."""
     form: Literal["asymmetric", "symmetric"] = "asymmetric"
     """Asymmetric: A in 2 bits with one step, B in 4 bits with a step for each group of values. Symmetric: both in 4
-    bits with a step for each row; this is also taken where the values of B do not divide into groups."""
+    bits with a step for each row; this is also used if the values of B do not divide into groups."""
     group: Annotated[int, Range(1, 65_536)] = 64
     """Values of B that share a step; 32 in the record at 1.0565."""
 

@@ -1,4 +1,4 @@
-"""Columns at more bits than the others of a matrix: AWQ-lite."""
+"""AWQ-lite: round some columns of a matrix to more bits than the others."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeGuard
@@ -14,20 +14,20 @@ from caddie.pack.quantize.quantizer import Arrays, Calibration, Layout, Quantize
 from caddie.pack.quantize.rows import Rows
 
 _FEWEST_NUMBERS = 65_536
-"""A tensor with no more numbers than this is not protected."""
+"""Tensors with at most this many weights are not protected."""
 
 
 class Protected(Wrapper, Quantizer):
-    """GPTQ with one group of columns at more bits; the error of each column goes on to those that follow as usual."""
+    """GPTQ with one group of columns at more bits; later columns compensate the error of each column as usual."""
 
     of: Gptq = Gptq()
-    """Rounding of the whole matrix, and the other columns' bits."""
+    """GPTQ of the matrix, with the bits of the other columns."""
     start: Annotated[int, Range(0, 65_535)] = 0
     """First column of the group."""
     columns: Count = 64
     """Columns of the group."""
     bits: Annotated[int, Range(2, 8)] = 8
-    """Width of the group's integers."""
+    """Bits of the group's integers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +58,7 @@ class Protected(Wrapper, Quantizer):
         return restored
 
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
-        """Return the fake quantization of both: a training step has no time for GPTQ."""
+        """Return the fake quantization at both widths: a training step has no time for GPTQ."""
         rows, fine = (as_rows(of.fake(weight, rounding)) for of in (self._rows, self._rows.but(bits=self.bits)))
         columns = torch.arange(rows.shape[1], device=rows.device)
         inside = (columns >= self.start) & (columns < self.start + self.columns)
@@ -78,21 +78,21 @@ class Protected(Wrapper, Quantizer):
 
 
 class Protection(Config):
-    """Choice of the groups of columns, of all matrices together, that are rounded to more bits: AWQ-lite.
+    """Choice of groups of columns, among all matrices, that are rounded to more bits: AWQ-lite.
 
-    In matrices with GPTQ of fewer bits, groups of neighbouring columns are ranked by the sum over their columns of the
+    Groups of neighbouring columns, in matrices with GPTQ of fewer bits, are ranked by a sum over their columns: the
     input's root mean square times the mean |weight|.
     """
 
     groups: Count = 1
-    """Groups that are protected, at most one of a matrix."""
+    """Number of best groups to protect; if several are in one matrix, only the best of them is."""
     columns: Count = 64
-    """Columns of a group; a rest at the right end is no group."""
+    """Columns of a group; columns left over at the right end are never protected."""
     bits: Annotated[int, Range(2, 8)] = 8
-    """Width of the protected integers."""
+    """Bits of the protected integers."""
 
     def check(self, quantizers: Iterable[Quantizer]) -> None:
-        """Raise `UserError` if none of these quantizers can be protected. A run asks before it trains."""
+        """Raise `UserError` if none of these quantizers can be protected; a run calls this before training."""
         if not any(map(self._protects, quantizers)):
             raise UserError(
                 f"pack.protection: none of pack.quantizers is Gptq of fewer than {self.bits} bits, not packed; "
@@ -108,7 +108,7 @@ class Protection(Config):
         quantizers: Mapping[str, Quantizer],
         calibrations: Mapping[str, Calibration],
     ) -> dict[str, Quantizer]:
-        """Return parameter name to quantizer for the matrices of the best groups."""
+        """Return protected quantizers by parameter name, for the matrices of the best groups."""
         found: dict[str, Quantizer] = {}
         for _, name, protected in self.ranked(weights, quantizers, calibrations)[: self.groups]:
             found.setdefault(name, protected)

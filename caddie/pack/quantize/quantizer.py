@@ -1,4 +1,4 @@
-"""The interface of quantizers, and what is known of a weight's use."""
+"""The interface of quantizers, and the calibration statistics of a weight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rounding = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Calibration:
-    """Statistics of the use of a weight W (rows = outputs, columns = inputs), on the CPU; None if not measured.
+    """Statistics of how a weight W (rows = outputs, columns = inputs) is used, on the CPU; None if not measured.
 
     An error E in W costs about 1/2 tr(R E C E^T) nats per token, with R diagonal: the Fisher information as a Kronecker
     product (K-FAC, arXiv 1503.05671).
@@ -34,7 +34,7 @@ class Calibration:
     inputs: Tensor | None = None
     """Mean of x x^T over the inputs x of the matrix, (columns, columns), float32: the Hessian of GPTQ."""
     rows: Tensor | None = None
-    """The diagonal of R, (rows,). All of R would gain little: `docs/log.md`."""
+    """The diagonal of R, (rows,). The full R would gain little: `docs/log.md`."""
     columns: Tensor | None = None
     """C, (columns, columns)."""
 
@@ -71,7 +71,7 @@ class Quantizer(Config):
     def fake(self, weight: Tensor, rounding: Rounding = torch.round) -> Tensor:
         """Return `dequantize(quantize(weight))` on the weight's device, fit for `torch.compile`: fake quantization.
 
-        It is as differentiable as `rounding`; clip and steps count as constants. `UserError` if the quantizer is too
+        Gradients flow through `rounding`; clip and steps count as constants. `UserError` if the quantizer is too
         slow for a training step.
         """
         raise UserError(f"{type(self).__name__} cannot be taken into training; choose Rows")

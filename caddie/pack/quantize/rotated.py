@@ -15,12 +15,12 @@ from caddie.pack.quantize.rows import Rows
 class Rotated(Wrapper, Quantizer):
     """Columns rotated by a block-diagonal Hadamard matrix, quantized, and rotated back when they are read.
 
-    A block has as many columns as the largest power of two that divides their number. This is the part of QuIP
+    The block size is the largest power of two that divides the number of columns. This is the part of QuIP
     (arXiv 2307.13304) and SpinQuant (arXiv 2405.16406) that touches no activation.
     """
 
     of: Quantizer = Rows()
-    """Quantizer of the rotated weight: not another Rotated, and LowRank goes around Rotated, not inside."""
+    """Quantizer of the rotated weight, not Rotated or LowRank (which may itself wrap Rotated)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +45,7 @@ class Rotated(Wrapper, Quantizer):
 def rotated(values: Tensor) -> Tensor:
     """Return values (..., columns) times the rotation, which is symmetric and its own inverse.
 
-    A block has the largest power of two that divides the columns; this is the fast Walsh-Hadamard transform of each.
+    Each block gets a fast Walsh-Hadamard transform; its size is the largest power of two that divides the columns.
     """
     columns = values.shape[-1] if values.ndim else 1
     block = columns & -columns

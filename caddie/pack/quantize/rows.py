@@ -19,14 +19,14 @@ class Rows(Quantizer):
     """One step per row (per tensor for vectors): integer = round(weight / step)."""
 
     bits: Annotated[int, Range(2, 8)] = 8
-    """Width of an integer; the largest is 2^(bits - 1) - 1."""
+    """Bits of an integer; the largest is 2^(bits - 1) - 1."""
     scale: Scale = Percentile()
     """Choice of the steps."""
     steps: Literal["float16", "float32"] = "float16"
-    """Number format of the stored steps; the records' late quantization-aware training rounds none (#649)."""
+    """Number format of the stored steps; late quantization-aware training in the records does not round them (#649)."""
     packed: bool = False
-    """Store integers in `bits` bits, the first in the lowest, padded with zeros to groups that end with a byte (for 6
-    bits four integers in three bytes); otherwise a byte each, which coders compress better."""
+    """Store integers in `bits` bits, the first in the lowest, padded with zeros to groups of whole bytes (for 6 bits
+    four integers in three bytes); otherwise one byte per integer, which entropy coders compress better."""
 
     @property
     def dequantizer(self) -> Rows:
@@ -55,7 +55,7 @@ class Rows(Quantizer):
         return self.scale.grids(rows, self.largest, self.stored, calibration)
 
     def grid(self, rows: Tensor, calibration: Calibration = Calibration()) -> Grid:
-        """Return the candidate of the least squared error, the first of equals, without leaving the device."""
+        """Return the candidate with the least squared error, on a tie the first, without leaving the device."""
         grids = self.grids(rows, calibration)
         if len(grids) == 1:
             return grids[0]
@@ -89,7 +89,7 @@ class Rows(Quantizer):
         rows = as_rows(weight.float())
         values = rows.detach()
         grid = self.grid(values)
-        # What is added is 0 and carries the gradient, past the clip too: it touches the largest of every row.
+        # The second term is 0 and carries the gradient, also past the clip, which touches the largest of every row.
         integers = rounding(grid.clipped(values) + (rows - values) / grid.steps[:, None])
         return (integers * self.stored(grid.steps)[:, None]).reshape(weight.shape)
 
@@ -99,21 +99,21 @@ class Rows(Quantizer):
 
 
 def half(positive: Tensor) -> Tensor:
-    """Return the half-precision number nearest to each of 0 to 65,504, in float32.
+    """Round numbers from 0 to 65,504 to half precision; return them in float32.
 
-    Done by arithmetic, because torch.compile leaves out a conversion to half precision and back.
+    It uses arithmetic, because torch.compile leaves out a conversion to half precision and back.
     """
     spacing = ((positive.view(torch.int32) & 0x7F80_0000).view(torch.float32) * 2.0**-10).clamp_min(2.0**-24)
     return (positive / spacing).round() * spacing
 
 
 def _packed_bytes(count: int, bits: int) -> int:
-    group = 8 // math.gcd(8, bits)  # integers that end with a byte
+    group = 8 // math.gcd(8, bits)  # integers that fill whole bytes
     return -(-count // group) * group * bits // 8
 
 
 def _pack(integers: np.ndarray, bits: int) -> np.ndarray:
-    """Return the bytes of integers plus half their range, int8 (count,), the lowest bits first."""
+    """Return the packed bytes of integers, int8 (count,), plus half their range, the lowest bits first."""
     values = np.zeros(_packed_bytes(len(integers), bits) * 8 // bits, np.uint8)
     values[: len(integers)] = integers.astype(np.int16) + 2 ** (bits - 1)
     return np.packbits(np.unpackbits(values[:, None], axis=1, count=bits, bitorder="little"), bitorder="little")

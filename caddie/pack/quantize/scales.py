@@ -66,7 +66,7 @@ class Percentile(Scale):
     fraction: Annotated[float, Range(0.5, 1.0)] = 0.9999984
     """Quantile of |weight| that maps to the largest integer; weights beyond it are clipped."""
     floor: Floor = "relative"
-    """Least step: 1/1024 of the tensor's largest step, or the scripts' 1/(largest integer) for every tensor."""
+    """Least step: 1/1024 of the tensor's largest step (relative), or the scripts' 1/(largest integer) (absolute)."""
 
     def grids(self, rows: Tensor, largest: int, stored: Rounding, calibration: Calibration) -> list[Grid]:
         clip = _quantile(rows.abs(), self.fraction)
@@ -77,7 +77,7 @@ class Percentile(Scale):
 
 
 class BestPercentile(Scale):
-    """The quantile of the rows' |weight|, one of five for the whole matrix, with the least squared error.
+    """`Percentile` with the quantile, one of five for the whole matrix, that has the least squared error.
 
     The records' scripts are `BestPercentile(floor="absolute")`.
     """
@@ -102,14 +102,14 @@ class SigmaClip(Scale):
     """The largest integer stands for k standard deviations of the row: openai/parameter-golf, 2026-04-05 SDClip.
 
     With k as large as in the records nothing is clipped. It is a uniform quantizer for an entropy coder, and doubling k
-    costs about one bit for each weight.
+    saves about one bit per weight.
     """
 
     k: Positive = 12.85
     """Standard deviations that map to the largest integer."""
     importance: Fraction = 0.0
-    """Clips are multiplied by 1 + λ(i - 1), with λ this number and i the row's importance: its mean of |weight| times
-    the mean square of that weight's input, as a multiple of the average row's. Without calibration all i are 1."""
+    """Strength λ of the row's importance i: clips are multiplied by 1 + λ(i - 1). Importance is the row's mean of
+    |weight| times the mean square of that weight's input, divided by its average over rows; 1 without calibration."""
 
     @property
     def calibrated(self) -> bool:

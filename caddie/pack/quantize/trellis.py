@@ -1,4 +1,4 @@
-"""Trellis-coded quantization: what an integer stands for depends on the integers before it."""
+"""Trellis-coded quantization: the value of an integer depends on the integers before it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Array = npt.NDArray[Any]
 CHECKS = {4: (0o5, 0o2), 8: (0o13, 0o4), 16: (0o23, 0o4), 32: (0o45, 0o10), 64: (0o103, 0o24)}
 """Parity checks of Ungerboeck's codes, by number of states."""
 CHAIN = 128
-"""Most rows in a chain, which begins in state 0: that costs a tenth of a decibel, and shorter ones more."""
-_LEAST_ROWS = 16  # of a chain that gains more than its beginning costs
+"""Most rows of a chain. It begins in state 0, which costs a tenth of a decibel; shorter chains cost more."""
+_LEAST_ROWS = 16  # of a chain that gains more than its start costs
 _LEAST_SIZE = 0.35  # root mean square of a row or column in steps, below which rounding to 0 costs less
 _LARGEST = 32_000  # of a value in steps: integers are stored as int16
 _ERROR = 0.0675  # mean squared error in squared steps: 0.9 dB below a twelfth
@@ -33,9 +33,9 @@ class ConvolutionalCode(NamedTuple):
     followers: Array
     """The next state, by state and parity of the integer, (states, 2)."""
     before: Array
-    """The two states before each, (states, 2)."""
+    """The two states that may come before each state, (states, 2)."""
     branches: Array
-    """Parity of that state plus twice the parity of the integer that leads from there, (states, 2)."""
+    """Parity of each state in `before` plus twice the parity of the integer that leads from it, (states, 2)."""
 
 
 @cache
@@ -77,21 +77,21 @@ def best_path(costs: Floats, states: int) -> Array:
 class Trellis(WaterfillingSteps, Quantizer):
     """`Waterfilling` with trellis-coded quantization (TCQ) down the columns: a smaller error for the same bytes.
 
-    Rounding to the nearest step and an entropy coder lose a quarter of a bit per weight to theory (1.53 dB). Here an
-    integer k stands for k + 1/4 steps, or for -(k + 1/4), by a state that follows from the parities of the integers
-    before it. So all points half a step apart can be reached, at the bits of whole steps. Viterbi's algorithm finds the
-    path of least error (M. W. Marcellin and T. R. Fischer, IEEE Trans. Communications 38(1), 1990; with an entropy
-    coder T. R. Fischer and M. Wang, IEEE Trans. Information Theory 38(1), 1992). As the points of odd states are those
-    of even ones with the other sign, k has one distribution, and the coder needs no state.
+    Rounding to the nearest step with an entropy coder is a quarter of a bit per weight (1.53 dB) above the theoretical
+    bound. Here an integer k stands for k + 1/4 steps or -(k + 1/4) steps, depending on a state that follows from the
+    parities of the integers before it. So points half a step apart can be reached at the bits of whole steps. Viterbi's
+    algorithm finds the path of least error (M. W. Marcellin and T. R. Fischer, IEEE Trans. Communications 38(1), 1990;
+    with an entropy coder T. R. Fischer and M. Wang, IEEE Trans. Information Theory 38(1), 1992). Odd states have the
+    points of even states with the opposite sign, so k has one distribution, and the entropy coder needs no state.
 
-    A chain is every n-th row of a column. Values t are first shrunk by t D / σ², at most D / σ and to 0, with D the
-    error and σ² the variance in their row and column. That is the choice of least error plus bits, which grow with the
-    square of Gaussian values and more slowly where tails are heavy. Rows and columns of few bits are rounded to
+    A chain is every n-th row of a column. Each value t is first shrunk by t D / σ², by at most D / σ and not past 0,
+    with D the mean squared error and σ² the variance in its row and column. This minimizes error plus bits: bits grow
+    with the square of Gaussian values, and more slowly if tails are heavy. Rows and columns of few bits are rounded to
     integers.
     """
 
     states: Literal[4, 8, 16, 32, 64] = 32
-    """Number of states. More gain a little and quantize more slowly; reading takes the same time."""
+    """Number of states. More states gain a little but quantize more slowly; decoding takes the same time."""
 
     def dequantize(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Tensor:
         integers = arrays["integers"].reshape(rows_shape(shape))
@@ -102,7 +102,7 @@ class Trellis(WaterfillingSteps, Quantizer):
         return super().dequantize({**arrays, "integers": values}, shape)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of `Waterfilling` and `chained`: 1 for each row, then each column, that is in chains."""
+        """Return the layout of `Waterfilling` and `chained`: for each row, then each column, 1 if it is in chains."""
         return {**super().layout(shape), "chained": (np.dtype(np.uint8), (sum(rows_shape(shape)),))}
 
     @property
@@ -133,14 +133,14 @@ class Trellis(WaterfillingSteps, Quantizer):
     def _arrays(
         self, points: Tensor, row_steps: Tensor, column_steps: Tensor, step: float, shape: tuple[int, ...]
     ) -> Arrays:
-        # k + 1/4 is rounded down to k, -(k + 1/4) up to -k.
+        # k + 1/4 is stored as k, and so is -(k + 1/4).
         integers = torch.where(points - points.floor() > 0.5, -points.ceil(), points.floor())
         chained = integers != points
         both = torch.cat([chained.any(1), chained.any(0)]).to(torch.uint8).numpy()
         return {**super()._arrays(integers, row_steps, column_steps, step, shape), "chained": both}
 
     def _nearest_path(self, values: Floats) -> Floats:
-        """Return the points, in steps, that chains may have and whose squared distance to the values is least."""
+        """Return the points, in steps, of the allowed paths that have the least squared distance to the values."""
         stride = -(-len(values) // CHAIN)
         length = -(-len(values) // stride)
         padded = np.zeros(length * stride, np.float32)

@@ -1,4 +1,4 @@
-"""Waterfilling: steps by row and column, so that every weight's rounding costs the loss the same."""
+"""Waterfilling: steps by row and column, so that rounding any weight raises the loss by the same amount."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,11 +19,11 @@ _PER_OCTAVE = 4
 bits per weight; a finer grid would cost more in the bytes of the step sizes."""
 _POWERS = torch.tensor([2.0 ** (i / _PER_OCTAVE) for i in range(_PER_OCTAVE)])
 _MOST = 127  # largest step size, in quarters of an octave: it is stored as int8
-_BLOCK = 64  # columns after which later ones are updated, all at once
+_BLOCK = 64  # columns rounded before all later columns are updated at once
 _LARGEST = 32_767  # largest integer: it is stored as int16
 _REMEDY = "the Fisher information of the columns is not positive definite; raise the damping of Waterfilling"
 RoundColumn = Callable[[int, Tensor], Tensor]
-"""Maps a column's number and its values in steps, (rows,), to the points that are stored for them, in steps."""
+"""Maps a column's index and its values, (rows,), to the points stored for them; both in steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class WaterfillingSteps:
         """Return `row_steps` and `column_steps` (int8, quarters of an octave), `integers` (int16) and `step`.
 
         `step`, of one element, is a factor of less than a quarter of an octave, so that a file can have any length.
-        Without a calibration, and outside matrices, all weights have the same importance, in units of their root mean
-        square. `UserError` for a calibration that is not finite or of another shape.
+        Without a calibration all weights have the same importance, in units of their root mean square; outside matrices
+        all have the mean importance. `UserError` for a calibration that is not finite or of another shape.
         """
         rows = as_rows(plain(weight))
         if not bool(rows.any()):
@@ -59,7 +59,7 @@ class WaterfillingSteps:
         row_steps = torch.maximum(row_steps, _least(rows, column_steps))
         steps = _steps(row_steps, column_steps, step)
         points = ldlq(rows, steps, factor / pivots, self._rounding(rows / steps))
-        # A row of zeros needs no step of its own; the commonest is the cheapest to code.
+        # A row of zeros needs no step of its own; the most common step is the cheapest to code.
         row_steps[~points.any(1)] = row_steps.mode().values
         return self._arrays(points, row_steps, column_steps, step, weight.shape)
 
@@ -85,7 +85,7 @@ class WaterfillingSteps:
         return replace(self, step=self.step * factor)
 
     def _rounding(self, weights: Tensor) -> RoundColumn:
-        """Return the rounding of columns of `weights` (rows, columns), which are in steps: to the nearest integers."""
+        """Return the function that rounds columns of `weights`, (rows, columns) in steps: to the nearest integers."""
         return nearest
 
     def _arrays(
@@ -118,14 +118,14 @@ class WaterfillingSteps:
 
 
 class Waterfilling(WaterfillingSteps, Quantizer):
-    """A step for every row times one for every column, chosen so that every rounding costs the loss the same.
+    """A step for every row times a step for every column, so that rounding any weight raises the loss equally.
 
-    With an entropy coder behind it, a weight should get bits until the next bit would buy less than elsewhere. The cost
-    of an error follows from the Fisher information R x C of `Calibration`: columns are rounded in turn and each
-    compensates the errors of those before (GPTQ, arXiv 2210.17323, in the form of LDLQ, arXiv 2307.13304), so an error
+    With an entropy coder, a weight should get bits until its next bit would gain less than a bit elsewhere. The cost of
+    an error follows from the Fisher information R x C of `Calibration`. Columns are rounded in turn, and each column
+    compensates the errors of earlier ones (GPTQ, arXiv 2210.17323, in the form of LDLQ, arXiv 2307.13304), so an error
     in column j of row i costs R_i times the pivot D_j of C = U D U^T. Its step is `step` / sqrt(R_i D_j), as in
-    WaterSIC (arXiv 2603.04956), which has D alone. So one number decides how many bytes all matrices take together,
-    and which of them get more. Weights smaller than half their step become 0, and cost almost nothing.
+    WaterSIC (arXiv 2603.04956), which uses D alone. So one number sets the bytes of all matrices together and how they
+    are divided. Weights smaller than half their step become 0 and cost almost nothing.
     """
 
     @property
@@ -139,7 +139,7 @@ def nearest(column: int, values: Tensor) -> Tensor:
 
 
 def ldlq(rows: Tensor, steps: Tensor, unit: Tensor, rounded: RoundColumn = nearest) -> Tensor:
-    """Return `rows` (rows, columns) in steps, column j `rounded` with errors @ `unit`[:, j] added (LDLQ)."""
+    """Round `rows` (rows, columns) column by column, each after adding errors @ `unit`[:, j]; in steps (LDLQ)."""
     # Columns are contiguous; always a copy, also of a single row.
     left, width = rows.T.clone(memory_format=torch.contiguous_format), rows.shape[1]
     steps = steps.T.contiguous()

@@ -91,7 +91,7 @@ function half(bits) {
 }
 
 // E4M3 without infinities.
-function eighth(bits) {
+function float8(bits) {
   const sign = bits & 128 ? -1 : 1, exponent = (bits >> 3) & 15, fraction = bits & 7;
   if (exponent === 15 && fraction === 7) return NaN;
   return sign * (exponent ? (1 + fraction / 8) * 2 ** (exponent - 7) : fraction * 2 ** -9);
@@ -102,7 +102,7 @@ const numbers = (array) => (array instanceof Uint16Array ? Float32Array.from(arr
 const DEQUANTIZERS = {
   Float32: (_, { values }) => values,
   Float16: (_, { values }) => numbers(values),
-  Float8: (_, { values }) => Float32Array.from(values, eighth),
+  Float8: (_, { values }) => Float32Array.from(values, float8),
 
   Rows({ bits }, { integers, packed, steps }, shape) {
     const count = product(shape), columns = rowsShape(shape)[1], by = numbers(steps), result = new Float32Array(count);
@@ -199,7 +199,7 @@ const DEQUANTIZERS = {
 
 const dequantize = (quantizer, arrays, shape) => DEQUANTIZERS[quantizer.kind](quantizer, arrays, shape);
 
-// The number in `count` bits of packed bytes, the first in the lowest.
+// Return the number in `count` bits of packed bytes from bit `at` on, lowest bit first.
 function bitsAt(bytes, at, count) {
   let value = 0;
   for (let k = 0; k < count; k++) value |= ((bytes[(at + k) >> 3] >> ((at + k) & 7)) & 1) << k;

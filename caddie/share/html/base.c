@@ -1,4 +1,4 @@
-// Heap, checksums and the general compressors' entry.
+// Heap, checksums, and the entry point of the general decompressors.
 #include "base.h"
 
 extern u8 __heap_base;
@@ -32,7 +32,7 @@ EXPORT(crc32) u32 crc32(const u8 *data, u32 length) {
   return ~sum;
 }
 
-// SHA-256 (FIPS 180-4). Its constants are the first bits of the fractions of roots of primes.
+// SHA-256 (FIPS 180-4). Its constants are the first bits of the fractional parts of roots of primes.
 static u32 fraction(double root) { return (u32)(u64)((root - (double)(u64)root) * 4294967296.0); }
 
 static double cube_root(double n) {

@@ -1,4 +1,4 @@
-// What all of the page's C shares: no library, one growing heap.
+// Shared by all of the page's C: no library, one growing heap.
 #pragma once
 
 typedef unsigned char u8;
@@ -12,7 +12,7 @@ typedef long long i64;
 
 #define EXPORT(name) __attribute__((export_name(#name)))
 
-// Memory is taken from the end of the heap; what was taken since `heap_mark` is given back by `heap_reset`.
+// `take` allocates at the end of the heap; `heap_reset` frees all that was taken since `heap_mark`.
 void *take(u32 bytes);
 u32 heap_mark(void);
 void heap_reset(u32 mark);

@@ -198,7 +198,7 @@ static int upper(u8 *at) {
   return 3;
 }
 
-// The affix of that number, after its length.
+// Return affix `number`: a byte for its length, then its bytes.
 static const u8 *affix(u32 number) {
   const u8 *at = words + WORDS;
   for (; number; number--) at += 1 + *at;

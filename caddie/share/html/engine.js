@@ -9,7 +9,7 @@ class Engine {
     const engine = new Engine();
     engine.run = instance.exports;
     engine.u8(engine.run.brotli_words(), words.length).set(words);
-    // Numbers of which entropy coding takes the whole part; none is within 0.0001 of the next but those that are whole.
+    // Entropy coding takes the whole part of these numbers; all but the whole ones are 0.0001 or more from the next.
     const whole = (x) => Math.floor(x + 1e-5);
     const tables = engine.i32(engine.run.entropy_tables(), 1408 + 192 + 1024);
     for (let i = 0; i < 1408; i++) tables[i] = whole(2 ** 30 * Math.exp(-i / 64));
@@ -46,7 +46,7 @@ class Engine {
     return at;
   }
 
-  // What `work` takes is given back when it ends.
+  // Memory that `work` takes is freed when it ends.
   scratch(work) {
     const mark = this.run.heap_mark();
     try {
@@ -68,7 +68,7 @@ class Engine {
     });
   }
 
-  // Decode bytes by a codec of `caddie.pack.codecs` to as many as are expected.
+  // Decode bytes by a codec of `caddie.pack.codecs` to exactly `size` bytes.
   async decode(codec, bytes, size) {
     if (codec === "Stored") {
       if (bytes.length !== size) throw new Damaged();
@@ -91,7 +91,7 @@ async function inflate(bytes, size) {
     const found = new Uint8Array(await new Response(stream).arrayBuffer());
     if (found.length === size) return found;
   } catch {
-    // told below
+    // thrown below
   }
   throw new Damaged();
 }

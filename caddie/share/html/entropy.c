@@ -85,7 +85,7 @@ static u32 word(Reader *r) {
   return at[0] | at[1] << 8 | at[2] << 16 | (u32)at[3] << 24;
 }
 
-// A whole stream is never shorter than its seal.
+// An undamaged stream is never shorter than its seal.
 static int too_short(Reader *r) {
   if (!r->left && r->state >> (SEAL_BITS - 1) == 0) r->damaged = 1;
   return r->damaged;
@@ -229,7 +229,7 @@ static i64 root(u64 number) {
   return found;
 }
 
-// Magnitudes beyond the largest with a probability of its own.
+// Read the excess of magnitudes beyond LARGEST, the last one with a probability of its own.
 static void read_beyond(Reader *r, i32 *values, i64 count) {
   int size = byte(r);
   if (size > 8) { r->damaged = 1; return; }

@@ -10,7 +10,7 @@ static float total(v128_t x) {
          wasm_f32x4_extract_lane(x, 3);
 }
 
-// Four dot products at once: rows of the weight for one position.
+// Four dot products at once: four rows of the weight, one position.
 static void four(const float *x, const float *a, const float *b, const float *c, const float *d, int count,
                  float *sums) {
   v128_t p = wasm_f32x4_splat(0), q = p, r = p, s = p;
@@ -171,7 +171,7 @@ EXPORT(rotate) void rotate(float *y, const float *x, const float *cosine, const 
 }
 
 // Attention of n queries at positions from `first` on; `low` is the first position that each may see.
-EXPORT(attention) void attention(float *y, const float *q, const float *k, const float *v, const i32 *low, float *odds,
+EXPORT(attention) void attention(float *y, const float *q, const float *k, const float *v, const i32 *low, float *logits,
                                  int first, int n, int heads, int shared, int size) {
   float scale = 1 / __builtin_sqrtf((float)size);
   int wide = shared * size;
@@ -180,12 +180,12 @@ EXPORT(attention) void attention(float *y, const float *q, const float *k, const
       const float *keys = k + h / (heads / shared) * size, *values = v + h / (heads / shared) * size;
       float most = -3e38f, sum = 0;
       for (int s = low[t]; s <= first + t; s++) {
-        odds[s] = dot(q, keys + s * wide, size) * scale;
-        if (odds[s] > most) most = odds[s];
+        logits[s] = dot(q, keys + s * wide, size) * scale;
+        if (logits[s] > most) most = logits[s];
       }
       for (int i = 0; i < size; i++) y[i] = 0;
       for (int s = low[t]; s <= first + t; s++) {
-        float share = exponential(odds[s] - most);
+        float share = exponential(logits[s] - most);
         sum += share;
         add(y, values + s * wide, share, size);
       }

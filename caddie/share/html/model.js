@@ -3,7 +3,7 @@
 "use strict";
 
 const BLOCK = 16; // positions at a time
-const EPSILON = 2 ** -23; // of float32, which norms add unless they are told another
+const EPSILON = 2 ** -23; // of float32; norms add it unless an operation names another
 const HASH_FACTORS = [36313, 27191, 51497];
 
 class Model {
@@ -96,7 +96,7 @@ class Model {
     });
   }
 
-  // The position before, zero where a row or a document begins.
+  // The previous position, zero where a row or a document begins.
   previous(to, from) {
     const { width } = this.registers.get(from), bytes = 4 * width, kept = this.state(bytes);
     return (n) => {

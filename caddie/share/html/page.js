@@ -1,4 +1,4 @@
-// The page: what it shows and what it asks of its worker. All text of the model's becomes text, never markup.
+// The page: its display and its requests to the worker. Text of the model is shown as text, never as markup.
 "use strict";
 
 const at = (id) => document.getElementById(id);
@@ -18,7 +18,7 @@ function fail(sentence) {
   at("fault").textContent = sentence;
 }
 
-// Ask the worker for something; `told` gets what it says on the way.
+// Send the worker a request; `told` gets its messages before the answer.
 const waiting = new Map();
 let worker = null;
 let asked = 0;
@@ -33,7 +33,7 @@ function answered({ data: { number, told, value, error, damaged } }) {
   const one = waiting.get(number);
   if (told !== undefined) {
     one.told(told);
-    worker.postMessage({ verb: "seen" }); // the next of its texts may come: drawing a long one takes a while
+    worker.postMessage({ verb: "seen" }); // the worker may send the next text: drawing a long one takes a while
     return;
   }
   waiting.delete(number);
@@ -60,8 +60,8 @@ async function start() {
     at("caution").textContent = opened.note;
     at("caution").hidden = !opened.note;
   } catch (error) {
-    const whole = error.damaged || error instanceof SyntaxError;
-    fail(whole ? DAMAGED : error.message);
+    const damaged = error.damaged || error instanceof SyntaxError;
+    fail(damaged ? DAMAGED : error.message);
     return;
   }
   at("load").hidden = true;
@@ -105,7 +105,7 @@ function busy(yes, stop) {
   if (stop) at(stop).disabled = !yes;
 }
 
-// What a token's bytes look like; bytes that are no text by themselves are written in hexadecimal.
+// Return a token's bytes as text; bytes that are no text by themselves are written in hexadecimal.
 function shown(piece) {
   try {
     const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(piece);
@@ -115,9 +115,9 @@ function shown(piece) {
   }
 }
 
-// A token on a line of its own: white space by names.
+// Return a token for a line of its own, with visible signs for white space.
 function named(piece) {
-  if (!piece.length) return "end of text";
+  if (!piece.length) return "control token";
   return shown(piece).replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replaceAll(" ", "\u00a0");
 }
 

@@ -15,7 +15,7 @@ function joined(parts) {
   return result;
 }
 
-// Any tokenizer of which the bytes of each id are known: `pieces`, empty for control ids.
+// Base of the tokenizers: `pieces` holds the bytes of each id, none for control ids.
 class Pieces {
   constructor(pieces) {
     Object.assign(this, { pieces, note: "" });
@@ -116,9 +116,9 @@ class SentencePiece extends Pieces {
     this.normalizer = new Normalizer(settings);
     const trainer = Object.fromEntries(fields(Object.fromEntries(all)[2] ?? new Uint8Array()));
     this.lossless = this.normalizer.identity && list.filter(({ type }) => type === BYTE).length === 256;
-    // Without a piece for it, a space would fall back to the three bytes of the mark.
+    // A space without a piece of its own would fall back to the three bytes of the mark.
     this.raw = list.some(({ piece }) => piece === MARK) ? /([\0\u2581]+)/ : /([ \0\u2581]+)/;
-    // Neither unigrams, nor spaces behind words (24), nor spaces that belong to a symbol and are collapsed.
+    // Not encoded here: unigram models, spaces behind words (24), and symbols with spaces that would be collapsed.
     const apart = this.normalizer.collapses && defined.some((symbol) => symbol.includes(" "));
     if (trainer[3] !== 2 || trainer[24] || apart) {
       const longest = new LongestPieces(this.pieces);
@@ -140,10 +140,10 @@ class SentencePiece extends Pieces {
       if (id !== undefined) return [id];
       return this.fallback ? Array.from(utf8.encode(piece), (byte) => this.bytes[byte]) : [this.unknown];
     });
-    return ids.filter((id, i) => id !== this.unknown || ids[i - 1] !== id); // what is unknown side by side is one
+    return ids.filter((id, i) => id !== this.unknown || ids[i - 1] !== id); // adjacent unknown ids are one
   }
 
-  // Merge neighbours, those with the best score first and of these the leftmost.
+  // Merge neighbours: the best score first, and the leftmost of equal ones.
   split(text) {
     const symbols = [], heap = new Heap((a, b) => b.score - a.score || a.left - b.left);
     for (let at = 0; at < text.length; ) {
@@ -172,7 +172,7 @@ class SentencePiece extends Pieces {
     return symbols.filter(({ piece }) => piece).flatMap(({ piece }) => this.unmerged(piece));
   }
 
-  // A piece that is unused stands for the two that it was merged from.
+  // An unused piece stands for the two pieces that it was merged from.
   unmerged(piece) {
     const id = this.merges.get(piece);
     if (id === undefined || this.list[id].type !== UNUSED) return [piece];
@@ -293,7 +293,7 @@ class CaseOps {
   }
 }
 
-// The tokenizer of an artifact; `pieces`, in base64, come with the page for those that it cannot read itself.
+// Open the tokenizer of an artifact; for kinds that the page cannot read itself, it holds the `pieces` in base64.
 function openTokenizer(kind, data, { vocabulary, pieces }, decodeBase64) {
   if (kind === "bytes") return new RawBytes(0, vocabulary);
   if (kind === "bytes260") return new RawBytes(4, vocabulary);

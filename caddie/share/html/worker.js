@@ -1,4 +1,4 @@
-// The worker: opens the artifact, and answers the page beside the thread that draws it.
+// The worker: opens the artifact and answers the page, in a thread beside the one that draws it.
 "use strict";
 
 const channel = new MessageChannel();
@@ -17,7 +17,7 @@ function decodeBase64(text) {
   return bytes;
 }
 
-// Uniform numbers from 0 to 1 of a seed (mulberry32).
+// Return a generator of uniform numbers from 0 to 1 (mulberry32).
 function uniform(seed) {
   let state = seed >>> 0;
   return () => {
@@ -30,7 +30,7 @@ function uniform(seed) {
 
 let model, tokenizer;
 let stopped = false;
-let seen = true; // the page has drawn what it was told last
+let seen = true; // the page has drawn the last message
 
 async function open({ artifact, engine: module, words, header }, tell) {
   const engine = await Engine.open(decodeBase64(module), await inflate(decodeBase64(words), header.word_bytes));
@@ -69,7 +69,7 @@ function chosen(found, { temperature, topK }, draw) {
   return ids[Math.max(0, shares.findIndex((share) => (left -= share) < 0))];
 }
 
-// Continue a prompt, as `caddie sample` does: a full window begins anew, half full.
+// Continue a prompt, as `caddie sample` does: when the window is full, it restarts with its second half.
 async function write({ prompt, tokens, seed, ...settings }, tell) {
   stopped = false;
   seen = true;
@@ -106,10 +106,9 @@ function written(ids, given, began) {
 
 // Bits of every token of a text by windows side by side, and the most likely tokens in its place.
 async function score({ text }, tell) {
-  stopped = false;
   const stream = [model.program.bos, ...tokenizer.encode(text)], found = [];
   let told = performance.now();
-  for (let at = 0, room; at < stream.length - 1 && !stopped; at += room) {
+  for (let at = 0, room; at < stream.length - 1; at += room) {
     if (at % model.length === 0) model.reset();
     room = Math.min(BLOCK, model.length - (at % model.length), stream.length - 1 - at);
     const rows = model.forward(stream.slice(at, at + room)), wide = rows.length / room;

@@ -1,7 +1,7 @@
 // Zstandard (RFC 8878): frames without the magic number.
 #include "base.h"
 
-// Bits from the end of a stream to its beginning; zeros before the beginning, which `left` then tells.
+// Bits are read from the end of a stream to its beginning, and zeros before it; `left` is then negative.
 typedef struct { const u8 *from; i64 left; } Back;
 
 static int open_back(Back *b, const u8 *from, u32 length) {

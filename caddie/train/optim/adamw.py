@@ -13,7 +13,7 @@ from caddie.runtime.distributed import Ranks
 from caddie.train.optim.optimizer import Optimizer, Updater, sum_of_squares
 
 Decay = Annotated[float, Range(0.0, 0.999999)]
-"""Decay of a running mean; at 1 it would stay zero, and AdamW divides it by 1 - 1."""
+"""Decay of a running mean. At 1 the mean would stay zero, and AdamW would divide it by zero."""
 
 
 class AdamW(Optimizer):
@@ -24,7 +24,7 @@ class AdamW(Optimizer):
     beta2: Decay = 0.95
     """Decay of the running mean of the squared gradient."""
     epsilon: Positive = 1e-8
-    """Added to the root of the mean squared gradient."""
+    """Number added to the root of the mean squared gradient."""
     weight_decay: NonNegativeNumber = 0.0
     """Weight decay: fraction of the weight, times the learning rate, taken off at each step."""
 

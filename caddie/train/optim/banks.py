@@ -26,7 +26,7 @@ class Bank:
         self.parameters = parameters
         first = parameters[0].detach()[:group_rows]
         self.count = len(parameters) * (len(parameters[0]) // len(first))
-        """Matrices without the padding, which are groups of rows of the parameters."""
+        """Number of matrices without the padding; each is a group of rows of a parameter."""
         self.padding = -self.count % ranks.world
         self.size = self.count + self.padding
         self.share = ranks.share(self.size)
@@ -42,15 +42,15 @@ class Bank:
         return self.padded(torch.stack([parameter.detach() for parameter in self.parameters]))
 
     def padded(self, parameters: Tensor) -> Tensor:
-        """Return a stack of parameters as matrices of the bank, with zeros behind them."""
+        """Return a stack of parameters as matrices of the bank, with zeros after them."""
         matrices = parameters.view(self.count, *self.buffers["momentum"].shape[1:])
         return nn.functional.pad(matrices, (0, 0, 0, 0, 0, self.padding)) if self.padding else matrices
 
 
 class BankUpdater(Updater):
-    """Updater of matrices in banks, of which each rank makes the updates of its share and receives the others.
+    """Updater of matrices in banks: each rank computes the updates of its share and receives the others.
 
-    Raises `UserError` for a parameter that is no matrix or has no whole groups of rows.
+    Raises `UserError` for a parameter that is no matrix or whose rows do not divide into groups.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class BankUpdater(Updater):
 
     @abstractmethod
     def update(self, bank: Bank, gradient: Tensor, train_progress: TrainProgress) -> Tensor:
-        """Return the updates of this rank's share of a bank; the gradient may be overwritten."""
+        """Return the updates of this rank's share of a bank; it may overwrite the gradient."""
 
     @abstractmethod
     def apply(self, bank: Bank, weights: list[Tensor], steps: Tensor, lr: float, train_progress: TrainProgress) -> None:

@@ -31,9 +31,9 @@ COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
 """Quintic coefficients (a, b, c) of the Newton-Schulz iterations; the last triple serves all further ones.
 
 The classic ones drive small singular values toward 1 fastest and leave all between 0.7 and 1.2 (Jordan et al., Muon,
-2024). Polar Express takes for each iteration those that are best after the ones before (arXiv 2505.16932).
-Those of Turbo-Muon are the same but the first, whose place its preconditioner takes (arXiv 2512.04632). The convergent
-ones end at 1 exactly, in 12 iterations or so (modded-nanogpt, track 3).
+2024). Polar Express has, for each iteration, the best coefficients after the previous iterations (arXiv
+2505.16932). Turbo-Muon has the same without the first triple, which its preconditioner replaces (arXiv 2512.04632). The
+convergent ones end at 1 exactly, in 12 iterations or so (modded-nanogpt, track 3).
 """
 
 
@@ -85,7 +85,7 @@ def newton_schulz(
 
 
 def floor_rows(updates: Tensor, weights: Tensor, floor: float) -> Tensor:
-    """Lengthen the rows of updates (..., rows, columns) to at least `floor` times those of the weights.
+    """Lengthen the rows of updates (..., rows, columns) to at least `floor` times the norms of the weights' rows.
 
     The row floor of modded-nanogpt's track 3, #325; zero rows stay.
     """
@@ -128,17 +128,17 @@ class Muon(Optimizer):
     coefficients: Coefficients = "classic"
     """Newton-Schulz coefficients: `classic` (Jordan's), `polar_express`, `turbo` (Turbo-Muon's) or `convergent`.
 
-    Polar Express comes nearer to orthogonal in as many iterations (arXiv 2505.16932), and Turbo-Muon in one less,
-    unless a few directions are far larger than the others; the convergent ones end there, in about 12.
+    With as many iterations Polar Express comes nearer to orthogonal (arXiv 2505.16932); Turbo-Muon does so with one
+    less, unless a few directions are far larger than the others. `convergent` ends orthogonal, in about 12.
     """
     normalize_rows: bool = False
     """Divide each row by its norm before the iterations (MuonEq-R, arXiv 2603.28254, #1285 on).
 
-    Fewer iterations suffice then: NeoMuon of the ternary record makes 3. It divides by the root mean square, which is
-    equivalent, since the iterations begin by dividing any common factor out.
+    Fewer iterations suffice then: NeoMuon of the ternary record makes 3. NeoMuon divides by the root mean square, which
+    is equivalent, since the iterations first divide out any common factor.
     """
     beta2: Fraction | None = None
-    """Decay of the mean squared update of each row, by whose root the row is divided (NorMuon, arXiv 2510.05491).
+    """Decay of the mean squared update of each row; its root divides the row (NorMuon, arXiv 2510.05491).
 
     None is plain Muon; the paper takes 0.95. It needs no communication, since a rank holds whole matrices.
     """
@@ -149,25 +149,25 @@ class Muon(Optimizer):
     run, then to half at its end.
     """
     decay_clamp: Positive | None = None
-    """Largest magnitude of a weight in the decay (Huber decay, #2135), or none."""
+    """Bound on the magnitude of a weight in its decay (Huber decay, #2135), or none."""
     cautious_decay: NonNegativeNumber = 0.0
-    """Weight decay after the step, of weights that the step moves toward zero (cautious decay)."""
+    """Cautious weight decay: after the step, only of weights that the step moves toward zero."""
     row_floor: NonNegative = 0.0
-    """Least length of an update's row, as a part of the length of the weight's row."""
+    """Least norm of each row of an update, as a fraction of the norm of the weight's row."""
     group_rows: Count | None = None
-    """Rows that are orthogonalized together, or none for all; for queries and keys twice the size of a head."""
+    """Rows that are orthogonalized together, or none for all; for queries and keys twice the head size."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Number format of the iterations and of the exchanged updates."""
     communication: Communication = "reduce_scatter"
     """Collective for gradients and updates of several ranks; with one rank it does nothing.
 
     With reduce_scatter (Parallel Muon, #549) each rank receives the gradient of its share of a bank alone, and its
-    updates are gathered while it works on the next. With all_reduce, as in the contest's baseline, whole banks are
-    summed both times, which moves twice as much. The results differ by rounding.
+    updates are gathered while it works on the next bank. With all_reduce, as in the contest's baseline, gradients and
+    updates are sums of whole banks, which move twice as much. The results differ by rounding.
     """
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
-        """Return the updater of these matrices; raises `UserError` for one that is no matrix or has no whole groups."""
+        """Return the updater of these matrices; raises `UserError` for one that is no matrix or not of whole groups."""
         return _MuonUpdater(self, parameters, ranks)
 
 

@@ -33,7 +33,7 @@ class Updater(ABC):
 
     @abstractmethod
     def launch(self) -> None:
-        """Start to sum the gradients over the ranks; `step` does it if nobody did."""
+        """Start to sum the gradients over the ranks; `step` calls this if nobody did."""
 
     @abstractmethod
     def squares(self) -> Tensor:
@@ -48,7 +48,7 @@ class Updater(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return everything that must survive a restart, by name, whole on every rank; the tensors, not copies.
+        """Return everything that must survive a restart, by name, whole on every rank: the tensors, not copies.
 
         All ranks call it together, to gather what is sharded. Names and shapes do not depend on the number of ranks.
         """

@@ -18,14 +18,14 @@ _LEAST = 1e-8
 
 
 class TrustGate(Config):
-    """Share of SOAP's update in a blend with the momentum, as far as the two and the gradient agree."""
+    """Blend of SOAP's update with the momentum; SOAP's share grows as the two and the gradient agree."""
 
     floor: NonNegativeNumber = 0.45
-    """Least share."""
+    """Least share of SOAP's update."""
     cap: NonNegativeNumber = 0.85
-    """Largest share."""
+    """Largest share of SOAP's update."""
     agreement: Annotated[float, Range(0.0, 0.99)] = 0.2
-    """Cosine of update and momentum at which the share begins."""
+    """Cosine of update and momentum above which the share grows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,14 +43,14 @@ class TrustGate(Config):
 class SoapMuon(Optimizer):
     """SOAP-Muon: Nesterov momentum divided by its root mean square in the eigenbases of SOAP, then Muon's iterations.
 
-    After them the part of a step that lengthens the matrix is shortened, rows are lengthened to a floor, and the matrix
-    keeps the length that the radial part alone would give it. SOAP: arXiv 2409.11321.
+    After the iterations the part of a step that lengthens the matrix is shortened, and rows are lengthened to a floor.
+    After the step the matrix gets the norm that the radial part alone would give it. SOAP: arXiv 2409.11321.
     """
 
     momentum: NonNegativeNumber = 0.95
-    """Decay of the mean gradient."""
+    """Decay of the running mean of the gradient."""
     beta2: Fraction = 0.9
-    """Decay of the mean squares and of the second moments."""
+    """Decay of the running mean squares and second moments."""
     refresh: Count = 1
     """Steps between two refreshes of the eigenbases, by one power iteration with QR."""
     sides: Literal["both", "smaller"] = "both"
@@ -60,13 +60,13 @@ class SoapMuon(Optimizer):
     outward: Fraction = 0.5
     """Factor on the part of a step that lengthens the matrix."""
     row_floor: NonNegative = 0.3825
-    """Least length of an update's row, as a part of the length of the weight's row."""
+    """Least norm of each row of an update, as a fraction of the norm of the weight's row."""
     cautious_decay: NonNegativeNumber = 0.025
-    """Weight decay after the step, of weights that the step moves toward zero (cautious decay)."""
+    """Cautious weight decay: after the step, only of weights that the step moves toward zero."""
     weight_decay: NonNegativeNumber = 0.0
     """Weight decay after the step: fraction of the weight, times the learning rate."""
     trust: TrustGate | None = None
-    """Gate on the whitening, for outputs of attention; none whitens all."""
+    """Gate on the whitening, meant for attention's output matrices; none whitens fully."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     """Number format of the iterations."""
     communication: Communication = "reduce_scatter"
@@ -120,14 +120,14 @@ class _SoapUpdater(BankUpdater):
             weight.mul_((1.0 - decay) * (1.0 - cautious * shrinks))
 
     def _sides(self, shape: Sequence[int]) -> dict[str, int]:
-        """Return the sides of a matrix with an eigenbasis, and their lengths."""
+        """Return each side of a matrix that has an eigenbasis, with its length."""
         sides = {"row": shape[0], "column": shape[1]}
         if self.config.sides == "smaller":
             sides.pop("row" if shape[0] > shape[1] else "column")
         return sides
 
     def _whitened(self, raw: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
-        """Return the momentum divided by its root mean square in the eigenbases, as long as before."""
+        """Return the momentum divided by its root mean square in the eigenbases, with its old `gram_norm`."""
         row, column = buffers.get("row_basis"), buffers.get("column_basis")
         projected = raw.float()
         projected = projected if row is None else row.mT @ projected
@@ -139,7 +139,7 @@ class _SoapUpdater(BankUpdater):
         return (whitened * (gram_norm(raw.float()) / gram_norm(whitened).clamp_min(_LEAST))).to(raw.dtype)
 
     def _learn_bases(self, gradient: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        """Take a gradient into the second moments, and refresh their eigenbases if it is time."""
+        """Add a gradient to the second moments, and refresh their eigenbases if it is time."""
         steps = int(buffers["steps"][0])
         for side, axis in (("row", 1), ("column", 2)):
             if f"{side}_gram" not in buffers:
