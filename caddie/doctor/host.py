@@ -87,6 +87,7 @@ def environment() -> dict[str, str]:
 
 def compile_cache(variables: Mapping[str, str]) -> Path:
     """Return the folder where PyTorch keeps compiled code."""
-    named = variables.get("TORCHINDUCTOR_CACHE_DIR")
+    if named := variables.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(named)
     user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"

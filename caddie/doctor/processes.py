@@ -39,12 +39,15 @@ class Process:
         program = Path(self.arguments[0]).name
         if not program.startswith("python"):
             return program
-        for place, argument in enumerate(self.arguments[1:], 1):
+        arguments = iter(self.arguments[1:])
+        for argument in arguments:
             if argument in ("-c", "-"):  # code, not a file name
                 return program
-            if argument == "-m" and place + 1 < len(self.arguments):
-                return f"{program} -m {self.arguments[place + 1]}"
-            if not argument.startswith("-"):
+            if argument == "-m":
+                return f"{program} -m {next(arguments, '')}".rstrip()
+            if argument in ("-X", "-W"):
+                next(arguments, None)  # its value
+            elif not argument.startswith("-"):
                 return f"{program} {Path(argument).name}"
         return program
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from caddie.config.schedules import IntSchedule, PiecewiseConstant, int_at, progress_at
 from caddie.model.rope import rope_of
-from caddie.ops import multiplied
+from caddie.ops import to_product_dtype
 from caddie.ops.attention import Visibility, attention
 from caddie.ops.dispatch import constant_in_graphs
 
@@ -88,7 +88,7 @@ class Context:
             before = self._keep((k[:, :, :0], v[:, :, :0]))
             k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
             self._cache.kept[self._calls - 1] = (k, v)
-        return attention(multiplied(q), multiplied(k), multiplied(v), visible).to(q.dtype)
+        return attention(to_product_dtype(q), to_product_dtype(k), to_product_dtype(v), visible).to(q.dtype)
 
     def query_positions(self, x: Tensor) -> Tensor:
         """Return the positions of x (B, T, ...) that the current layer must return."""

@@ -40,7 +40,7 @@ class Constant(Initial):
 class RowConstants(Initial):
     """One value for each row."""
 
-    values: tuple[float, ...]
+    values: tuple[Annotated[float, Range(-1e30, 1e30)], ...]
     """Values of the rows, in order."""
 
     def fill(self, tensor: Tensor, generator: torch.Generator) -> None:

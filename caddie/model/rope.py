@@ -89,4 +89,5 @@ class YaRNRoPE(RoPE):
     def frequencies(self, dims: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         pair = torch.arange(0, dims, 2, dtype=dtype, device=device) / dims
         ramp = ((pair - 0.25) / 0.75).clamp(0.0, 1.0)
-        return _powers(self.base, dims, device, dtype) / (1.0 + ramp * (self.length / self.native_length - 1.0))
+        stretch = max(1.0, self.length / self.native_length)
+        return _powers(self.base, dims, device, dtype) / (1.0 + ramp * (stretch - 1.0))

@@ -16,4 +16,4 @@ from caddie.ops.dispatch import (
 )
 from caddie.ops.float8 import float8_linear
 from caddie.ops.plain import SOFTCAPS, Softcap, asymmetric_softcap, polynomial_softcap, rotate, xsa
-from caddie.ops.products import float32_linear, linear, matmul, multiplied, multiplies_float8, product_dtype
+from caddie.ops.products import float32_linear, linear, matmul, multiplies_float8, product_dtype, to_product_dtype

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caddie.ops.products import multiplied
+from caddie.ops.products import to_product_dtype
 
 
 def rms_norm(x: Tensor, epsilon: float | None = None) -> Tensor:
@@ -106,6 +106,6 @@ def scaled_product(
 
     `fast` allows an implementation to accumulate in fewer bits; this one accumulates in float32 all the same.
     """
-    product = multiplied(left.to(dtype)) @ multiplied(right.to(dtype))
+    product = to_product_dtype(left.to(dtype)) @ to_product_dtype(right.to(dtype))
     # In float32: a GPU would round the scales to the product's dtype.
     return (product.float() * (left_scale * right_scale)).to(dtype)

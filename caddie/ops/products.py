@@ -36,7 +36,7 @@ def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if exact and dtype == torch.bfloat16 else dtype
 
 
-def multiplied(tensor: Tensor) -> Tensor:
+def to_product_dtype(tensor: Tensor) -> Tensor:
     """Return the tensor in the dtype of `product_dtype`."""
     dtype = product_dtype(tensor.device, tensor.dtype)
     return tensor if dtype == tensor.dtype else tensor.to(dtype)
@@ -68,7 +68,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
         and torch.is_inference_mode_enabled()
     ):
         return _ONEDNN_LINEAR(x, weight.to(torch.float32), None, "none", [], "")
-    y = F.linear(multiplied(x), multiplied(weight.to(x.dtype)))
+    y = F.linear(to_product_dtype(x), to_product_dtype(weight.to(x.dtype)))
     return y if y.dtype == x.dtype else y.to(x.dtype)  # `to` costs a microsecond even where it does nothing
 
 
@@ -107,7 +107,7 @@ class _Float32Product(torch.autograd.Function):
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Multiply x (..., n, k) by y (..., k, m), in the dtype of x."""
-    return (multiplied(x) @ multiplied(y.to(x.dtype))).to(x.dtype)
+    return (to_product_dtype(x) @ to_product_dtype(y.to(x.dtype))).to(x.dtype)
 
 
 def multiplies_float8(device: torch.device) -> bool:

@@ -27,7 +27,7 @@ _MOST_NUMBERS = 1 << 29  # of all adapters together
 
 
 class GlobalSGD(Config):
-    """Train all weights on the scored documents, between groups of documents (records PH1, PH3, TOP)."""
+    """Train all weights on the scored documents, between groups of documents (records #1610, #1626, #1855)."""
 
     documents: Count = 2500
     """Number of scored documents after which the last phase runs."""
@@ -52,7 +52,7 @@ class DocumentLoRA(TestTimeTraining):
 
     Documents are scored in groups of similar length, the longest first. Those of a group run in parallel, each with
     its own adapters, and do not affect each other. A layer that runs several times in a forward has separate adapters
-    for each run. After openai/parameter-golf's records LoRA_TTT, VARL and TOP.
+    for each run. After openai/parameter-golf's records LoRA_TTT, #1530 and #1855.
     """
 
     rank: Annotated[int, Range(1, 1024)] = 80

@@ -118,7 +118,7 @@ def check_chunk(setting: str, chunk_tokens: int, length: int) -> None:
 class ChunkSGD(TestTimeTraining):
     """Train all weights on each chunk of the text after it was scored, and keep them for the rest of the text.
 
-    It follows the contest's rule on test-time training, openai/parameter-golf #1017, and its records LeakyReLU2 and L3.
+    It follows the contest's rule on test-time training, openai/parameter-golf #1017, and its records #549 and #1493.
     """
 
     chunk_tokens: Tokens = 32_768

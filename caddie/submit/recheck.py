@@ -106,6 +106,9 @@ def _compare(run: Run, where: str, found: Mapping[str, Any], tolerance: float = 
 
 def _differences(stated: Any, found: Any, tolerance: float, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield path, stated and found value of each leaf of `found` that differs in `stated`."""
+    if isinstance(stated, list) and isinstance(found, list) and len(stated) != len(found):
+        yield f"the length of {path}", len(stated), len(found)
+        return
     stated, found = (dict(enumerate(value)) if isinstance(value, list) else value for value in (stated, found))
     if isinstance(found, Mapping):
         for name, value in found.items():

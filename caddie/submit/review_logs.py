@@ -130,7 +130,7 @@ def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findi
 
 def _charged_bytes(score: Score, tokens: float) -> float | None:
     """Return the bytes that a score divided by: tokens times nats per token over nats per byte."""
-    if score.loss is None or not score.bits or decimals(score.bits) < 4:
+    if score.loss is None or not score.bits or min(decimals(score.loss), decimals(score.bits)) < 4:
         return None
     return tokens * float(score.loss) / (float(score.bits) * math.log(2))
 

@@ -54,7 +54,7 @@ def submit(
     run's files or a new scoring contradict.
     """
     check_new_folder(out)
-    if not re.fullmatch(r"[A-Za-z0-9](-?[A-Za-z0-9]){0,38}", github_id):
+    if not re.fullmatch(r"(?!.{40})[A-Za-z0-9]+(-[A-Za-z0-9]+)*", github_id):
         raise UserError(f"--github-id takes a name on GitHub, such as octocat, not {github_id!r}")
     runs = [read_submitted(run.place) for run in read_group(places)]
     recipe = runs[0].recipe

@@ -7,7 +7,7 @@ give the same bytes.
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -198,16 +198,19 @@ def shortage(estimate: MemoryEstimate, gpt: GPT, train: Train, ranks: Ranks = Ra
 
 def _more_micro_batches(train: Train, world: int) -> Iterator[int]:
     """Yield larger numbers of micro-batches that the settings allow, each about twice the one before, then the most."""
-    allowed = []
-    for count in range(train.micro_batches + 1, max(all_values(train.batch_tokens)) // train.longest_row + 1):
-        with suppress(UserError):
+
+    def allowed(count: int) -> bool:
+        try:
             train.but(micro_batches=count).micro_tokens(world)
-            allowed.append(count)
-    last = train.micro_batches
-    for count in allowed:
-        if count >= 2 * last or count == allowed[-1]:
-            last = count
-            yield count
+        except UserError:
+            return False
+        return True
+
+    count, rows = train.micro_batches, max(all_values(train.batch_tokens)) // train.longest_row
+    most = next(filter(allowed, range(rows, count, -1)), count)
+    while count < most:
+        count = next(filter(allowed, range(min(2 * count, most), most)), most)
+        yield count
 
 
 def raise_on_all_ranks(text: str, what: str, ranks: Ranks) -> None:

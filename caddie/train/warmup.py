@@ -20,7 +20,7 @@ from caddie.train.cuda_graphs import Recordings, recorder
 from caddie.train.settings import Train
 from caddie.train.trainer import Execution, Trainer
 
-MOST_OF_RUN = 0.1
+MAX_WARMUP_FRACTION = 0.1
 """Largest part of the budget, of its steps or of its seconds, that the steps of a warm-up may take."""
 _LATE_STEP = 1 << 20
 """Step at which schedules in steps have ended, for checks of a run that has no budget of steps."""
@@ -37,7 +37,7 @@ def warmup_steps(train: Train, shapes: int) -> int:
     """
     if train.steps is None:
         return train.warmup_steps
-    return min(train.warmup_steps, max(1, round(MOST_OF_RUN * train.steps / shapes)))
+    return min(train.warmup_steps, max(1, round(MAX_WARMUP_FRACTION * train.steps / shapes)))
 
 
 def warm_up(trainer: Trainer, rows: tuple[int, int], progress: Progress = SILENT) -> tuple[Execution, int]:
@@ -106,7 +106,7 @@ class _WarmUp:
         if self.budget.seconds is None:
             return False  # nothing then depends on the clock
         seconds = self.trainer.ranks.maximum(time.perf_counter() - self.began)[0]
-        return seconds > MOST_OF_RUN * self.budget.seconds
+        return seconds > MAX_WARMUP_FRACTION * self.budget.seconds
 
     def choose_execution(self, executions: list[Execution]) -> Execution:
         """Choose precision and threads, measured on uncompiled steps if anything is timed.
@@ -125,7 +125,8 @@ class _WarmUp:
         if len(executions) > 1:
             usual, began = executions[len(thread_counts()) - 1], time.perf_counter()
             run(usual)
-            if (time.perf_counter() - began) * _tries(executions) > MOST_OF_RUN * (self.budget.seconds or math.inf):
+            all_tries_seconds = (time.perf_counter() - began) * _tries(executions)
+            if all_tries_seconds > MAX_WARMUP_FRACTION * (self.budget.seconds or math.inf):
                 executions = [usual]
         chosen = quickest(executions, run, self.seconds)
         trainer.use(chosen)
@@ -260,7 +261,7 @@ def _tries(executions: Sequence[Execution]) -> int:
 def warmup_seconds(train: Train, shapes: int, step_seconds: float) -> float:
     """Return the seconds that the warm-up will take, of steps that take `step_seconds`, without compiling."""
     steps = warmup_steps(train, shapes) * shapes
-    most = math.inf if train.seconds is None else max(MOST_OF_RUN * train.seconds, step_seconds * shapes)
+    most = math.inf if train.seconds is None else max(MAX_WARMUP_FRACTION * train.seconds, step_seconds * shapes)
     return min(step_seconds * steps, most)
 
 

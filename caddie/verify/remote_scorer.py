@@ -128,7 +128,7 @@ def _begin(link: _Link, job: dict[str, Any], vocabulary: int, longest: int) -> R
             kind = RemoteTokens if claims["tokens"] else RemoteLearner if claims["learns"] else RemoteScorer
             per_document, together = bool(claims.get("per_document")), max(0, int(claims.get("together", 0)))
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # 1e400 is infinite
-            raise link.nonsense("what it claims") from None
+            raise link.malformed("what it claims") from None
         stack.pop_all()
     return kind(link, vocabulary, per_document, together, longest)
 
@@ -159,14 +159,14 @@ class _Link:
         except UserError:  # it was stopped at a limit
             raise
         except ValueError as error:
-            raise self.nonsense(str(error)) from None
+            raise self.malformed(str(error)) from None
         if answer in (channel.WRONG, channel.REFUSED):
             raise (UserError if answer == channel.WRONG else CheckFailed)(one_line(data.decode(errors="replace")))
         if len(data) > most:
-            raise self.nonsense(f"{len(data):,} bytes, at most {most:,} were due")
+            raise self.malformed(f"{len(data):,} bytes, at most {most:,} were due")
         return answer, data
 
-    def nonsense(self, what: str) -> UserError:
+    def malformed(self, what: str) -> UserError:
         """Return the error for a malformed answer."""
         return UserError(f"{self.name}: its process sent a malformed answer: {what}")
 
@@ -210,7 +210,7 @@ class RemoteScorer(Scorer):
             if kind == channel.END:
                 return
             if len(data) % 32:
-                raise self._link.nonsense(f"{len(data):,} bytes in place of rows of 4 numbers")
+                raise self._link.malformed(f"{len(data):,} bytes in place of rows of 4 numbers")
             numbers = np.frombuffer(data, np.int64).reshape(-1, 4)
             for start, _, end, _ in numbers.tolist():
                 if not 0 <= start <= end <= start + self._longest:
@@ -233,7 +233,7 @@ class RemoteScorer(Scorer):
         answer, data = self._link.ask(kind, payload, 8 * count)
         dtype = {channel.SINGLE: torch.float32, channel.DOUBLE: torch.float64}.get(answer)
         if dtype is None or len(data) != count * dtype.itemsize:
-            raise self._link.nonsense(f"{len(data):,} bytes in place of {count:,} logits")
+            raise self._link.malformed(f"{len(data):,} bytes in place of {count:,} logits")
         return torch.frombuffer(data, dtype=dtype).view(shape)
 
     def reads(self) -> list[str]:

@@ -289,6 +289,7 @@ def _run_job(job: dict[str, Any], progress: Progress = SILENT) -> tuple[list[Che
     elif not scorer and not job["parts"]:
         case = replace(case, effort=_OWN)
     checks = run_probes(case, progress)
-    if job["lossless"]:
+    caught = catch(replace(short, effort=_SELF_TEST)) if job["examples"] else []
+    if job["lossless"]:  # last, as it leaves one thread
         checks.append(_compresses(artifact, scoring, [document.encode("latin-1") for document in job["lossless"]]))
-    return checks, catch(replace(short, effort=_SELF_TEST)) if job["examples"] else []
+    return checks, caught

@@ -112,6 +112,8 @@ def test_memory_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert memory(proc, groups) == Memory(1_000_000, 600_000)
     write(groups, memory_dot_max="500000\n", memory_dot_current="450000\n")
     assert memory(proc, groups) == Memory(500_000, 50_000), "a group around its own"
+    write(groups, memory_dot_max="1000000\n", memory_dot_current="950000\n")
+    assert memory(proc, groups) == Memory(1_000_000, 50_000), "of the same limit, with less left"
     write(groups, memory_dot_max="max\n", box__memory_dot_max="9223372036854771712\n")
     assert memory(proc, groups) == Memory(4_096_000, 3_072_000)
     write(proc, self__cgroup="5:memory:/old\n")
@@ -144,10 +146,11 @@ def test_network_disks_are_known_by_their_kind(kind: str, network: bool) -> None
     assert Disk("x", 0, kind).network is network
 
 
-def test_the_compile_cache_is_where_pytorch_keeps_it() -> None:
+def test_the_compile_cache_is_where_pytorch_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Path(torch.__file__).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
     theirs = runpy.run_path(str(place))  # alone, without the compiler, which takes a second to import
     assert str(host.compile_cache({})) == theirs["default_cache_dir"]()
+    monkeypatch.setattr(host.getpass, "getuser", lambda: {}["a user without a name"])
     assert host.compile_cache({"TORCHINDUCTOR_CACHE_DIR": "/x/y"}) == Path("/x/y")
 
 
@@ -198,7 +201,7 @@ def test_busy_processes_are_those_of_others(look: Callable[..., Activity]) -> No
             1: ("init", 0, 0.0, ["/sbin/init"]),
             10: ("python", 1, 100.0, ["/usr/bin/python3", "-m", "caddie", "doctor"]),
             11: ("child", 10, 100.0, ["child"]),
-            20: ("a) b (c", 1, 100.0, ["/opt/x/python3.11", "-u", "train.py", "--token", "secret"]),
+            20: ("a) b (c", 1, 100.0, ["/opt/x/python3.11", "-u", "-X", "dev", "train.py", "--token", "secret"]),
             21: ("kworker/0:1", 2, 25.0, []),
             22: ("idle", 1, 0.0, ["idle"]),
         },

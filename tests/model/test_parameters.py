@@ -181,6 +181,11 @@ def test_every_initial_value_sets_every_element_and_repeats(name: str) -> None:
     assert type(initial).from_json(initial.to_json()) == initial
 
 
+def test_a_row_whose_value_is_not_finite_in_float32_is_a_mistake() -> None:
+    with pytest.raises(UserError, match="values"):
+        RowConstants(values=(0.0, 1e39))
+
+
 def test_initial_values_by_hand() -> None:
     generator = torch.Generator().manual_seed(0)
     tensor = torch.empty(2, 3)

@@ -132,6 +132,15 @@ def test_frequencies_are_those_of_the_scripts(parity: Path) -> None:
         torch.testing.assert_close(yarn.frequencies(case["head_dim"], cpu, torch.float32), expected)
 
 
+@pytest.mark.parametrize("rope", [NTKRoPE, YaRNRoPE])
+def test_rows_shorter_than_the_native_length_keep_its_frequencies(rope: type[NTKRoPE | YaRNRoPE]) -> None:
+    native, shorter = (
+        rope(native_length=1024, length=length).frequencies(8, torch.device("cpu"), torch.float32)
+        for length in (1024, 512)
+    )
+    assert torch.equal(native, shorter)
+
+
 def test_activations_are_those_of_the_scripts(parity: Path) -> None:
     data = tensors(parity / FUNCTIONS)
     for mlp, name in ((ReluSquared(hidden=1), "relu2"), (LeakyReluSquared(hidden=1), "leaky_half_squared")):

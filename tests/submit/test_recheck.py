@@ -78,6 +78,7 @@ def put(**fields: Any) -> Callable[[Result], None]:
         (put(ledger__parts__weights=1), "states ledger.parts.weights as 1; by artifact.caddie it is "),
         (put(ledger__parts__source_needed=-900), "states ledger.parts.source_needed as -900; by"),
         (put(under_cap=True, cap_bytes=100), "states under_cap as true; by artifact.caddie it is false"),
+        (lambda result: result["policies"].append(result["policies"][0]), "states the length of policies as 4; by"),
         (put(seed=7), "states seed as 7; by artifact.caddie it is 1337"),
         (put(training__parameters=1), "states training.parameters as 1; by artifact.caddie it is 7845"),
         (put(sha256__tokenizer="0"), "states sha256.tokenizer as 0; by artifact.caddie it is "),

@@ -581,6 +581,11 @@ def test_documents_that_the_folder_says_were_held_out(name: str, tmp_path: Path)
         assert "held-out-stated" not in rules(review(write_submission(tmp_path / "b", files={"README.md": held})))
 
 
+def test_a_database_is_no_base(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a", {"p_value": 0.5, "database": [1.12, 1.121, 1.122]})
+    assert "p-value-claim" not in rules(review(folder))
+
+
 def test_p_value_against_another_folder(tmp_path: Path) -> None:
     worse = {seed: f"1.12{place}00000" for place, seed in enumerate(SCORES)}
     base = {"seed_results": {str(seed): {"val_bpb": float(bits)} for seed, bits in worse.items()}}
@@ -657,6 +662,13 @@ def test_a_score_line_borrows_no_loss_of_another_score(tmp_path: Path) -> None:
         lost = float(last.removeprefix("val_bpb:")) * BYTES_PER_TOKEN_BITS
         log.write_text(log.read_text() + f"final_int6_sliding_window val_loss:{lost:.8f} {last} eval_time:3000ms\n")
     assert "score-loss" not in rules(review(folder))
+
+
+def test_a_loss_of_few_digits_implies_no_bytes(tmp_path: Path) -> None:
+    folder = write_submission(tmp_path / "a")
+    for log in folder.glob("*.log"):
+        log.write_text(re.sub(r"(val_loss:\d\.\d\d)\d+", r"\1", log.read_text()))
+    assert rules(review(folder), "error") == set()
 
 
 def test_another_run_beside_enough_seeds_is_worth_a_note(tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def test_a_file_with_its_source_is_refused(runs: list[Path]) -> None:
         submitted.check_run(run, submitted.NON_RECORD, 0)
 
 
-@pytest.mark.parametrize("name", ["Ada Lovelace", "@ada", "", "ada-", "a" * 40])
+@pytest.mark.parametrize("name", ["Ada Lovelace", "@ada", "", "ada-", "a" * 40, "a" + "-b" * 20])
 def test_a_name_that_is_none_on_github_is_refused(name: str, runs: list[Path], caddie: Call) -> None:
     ended = caddie("submit", *runs, "--out", "out", "--author", "Ada", "--github-id", name)
     assert ended.status == 2

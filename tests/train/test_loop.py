@@ -316,6 +316,20 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: P
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
 
 
+def test_first_weights_that_are_not_finite_end_the_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Trainer.__init__
+
+    def begin(self: Trainer, *given: Any, **named: Any) -> None:
+        before(self, *given, **named)
+        self.model.embedding.weight.data[3, 0] = math.inf
+
+    monkeypatch.setattr(Trainer, "__init__", begin)
+    with pytest.raises(CheckFailed, match=r"embedding.weight was not finite before the first step; lower"):
+        go(tmp_path, STEPS)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("often", [1e-9, 60.0])
 def test_an_update_that_breaks_a_weight_is_not_saved(

@@ -56,6 +56,17 @@ def test_more_micro_batches_need_less() -> None:
     assert steps[0] > 1.5 * steps[1] > 2 * steps[2]
 
 
+@pytest.mark.parametrize(
+    ("micro_batches", "rows", "world", "counts"),
+    [(1, 8, 1, [2, 4, 8]), (1, 12, 1, [2, 4, 12]), (3, 12, 1, [6, 12]), (1, 12, 2, [2, 4, 12]), (8, 8, 1, [])],
+)
+def test_each_larger_number_of_micro_batches_is_about_twice_the_one_before(
+    micro_batches: int, rows: int, world: int, counts: list[int]
+) -> None:
+    train = TRAIN.but(batch_tokens=rows * TRAIN.sequence_length, micro_batches=micro_batches)
+    assert list(memory._more_micro_batches(train, world)) == counts
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["tiny", "ternary_mini", "random_maps_mini"])
 def test_the_bound_is_above_the_estimate_but_not_far(name: str) -> None:

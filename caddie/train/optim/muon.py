@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from caddie.config import Count, Fraction, NonNegative, Positive, Range
 from caddie.config.schedules import NonNegativeNumber, TrainProgress, value_at
-from caddie.ops import multiplied
+from caddie.ops import to_product_dtype
 from caddie.runtime.distributed import Ranks
 from caddie.train.optim.banks import Bank, BankUpdater, Communication
 from caddie.train.optim.optimizer import Optimizer, Updater
@@ -71,7 +71,7 @@ def newton_schulz(
     tall = matrices.shape[-2] > matrices.shape[-1]
     oriented = matrices.mT if tall else matrices
     x: Tensor = oriented / ((torch.linalg.matrix_norm(oriented, keepdim=True) if norm is None else norm) + 1e-7)
-    x = multiplied(x.reshape(-1, *oriented.shape[-2:]))
+    x = to_product_dtype(x.reshape(-1, *oriented.shape[-2:]))
     for step in range(steps):
         a, b, c = triples[min(step, len(triples) - 1)]
         products = gram(x)
