@@ -30,7 +30,7 @@ class HashedNGrams(Config):
     """Channels of a row; none for rows as wide as the stream, without projection."""
     initial: Initial = FanIn()
     """Initial values of the projection; at zero neither it nor the rows would ever learn. Public scripts end up
-    with an orthogonal one, times 1/√(2·layers) in public system 002 and times 1 in 000 and ARG."""
+    with an orthogonal one, times 1/√(2·layers) in public system 002 and times 1 in 000 and #1019."""
     signs: Annotated[int, Range(1, 1 << 20)] | None = None
     """Sign trick: number of rows of fixed random signs (8,192 in modded-nanogpt #299), or none.
 

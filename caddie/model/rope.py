@@ -59,7 +59,7 @@ class PlainRoPE(RoPE):
 class NTKRoPE(RoPE):
     """NTK-aware RoPE for rows longer than the native length: the base becomes base · (length/native_length)^(d/(d-2)).
 
-    Public system 002 and the record ARG train rows of 2,048 with a native length of 1,024, so the base is 2.21 times as
+    Public system 002 and record #1019 train rows of 2,048 with a native length of 1,024, so the base is 2.21 times as
     large in training too (bloc97, 2023).
     """
 

@@ -21,7 +21,7 @@ class ValueResidual(Config):
 
 
 class MixedValueResidual(ValueResidual):
-    """Value residual v ← a·v₀ + b·v, both learned in each layer from ½ (openai/parameter-golf #670, ARG's flag)."""
+    """Value residual v ← a·v₀ + b·v, both learned in each layer from ½ (openai/parameter-golf #670, #1019's flag)."""
 
     def build(self) -> Part:
         return _MixedValues()

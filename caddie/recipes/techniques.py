@@ -323,6 +323,8 @@ def _type(annotation: Any, bounds: str = "") -> str:
 def _bounds(bounds: Range) -> str:
     if bounds.high < 1e12:
         return f" from {bounds.low:g} to {bounds.high:,.10g}"
+    if bounds.low <= -1e30:
+        return ""
     return " above 0" if 0 < bounds.low < 1e-12 else f" of at least {bounds.low:g}"
 
 
