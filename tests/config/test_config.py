@@ -700,7 +700,7 @@ def test_every_field_is_described() -> None:
 
 
 def test_a_description_is_the_string_below_the_field() -> None:
-    assert descriptions(Rows)["bits"] == "Width of an integer; the largest is 2^(bits - 1) - 1."
+    assert descriptions(Rows)["bits"] == "Bits of an integer; the largest is 2^(bits - 1) - 1."
     assert descriptions(Muon)["lr"] == descriptions(Optimizer)["lr"], "inherited fields keep theirs"
 
 

@@ -329,7 +329,7 @@ def test_compare_uses_the_documents_of_run_folders(scores: int, unit: Any, tmp_p
     text = summary(facts)
     assert "paired test by seed and document" in text
     assert f"unpaired {facts['spread']['unpaired']:.6f}" in text
-    last, left_out = next(reversed(entry.bits)), "the test leaves out the error of other held-out documents"
+    last, left_out = next(reversed(entry.bits)), "without common seeds, the test leaves out the error"
     elsewhere = write(tmp_path, "b", 7, scored(entry)[last], "2")
     unlike = compare([*groups[0][:2], elsewhere], groups[1], unit=unit)
     assert not [note for note in (*facts["notes"], *unlike["notes"]) if note.startswith(left_out)], "no file of them"

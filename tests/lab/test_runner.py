@@ -156,7 +156,7 @@ def test_every_run_once_and_those_of_one_training_together(text: str, folders: d
     assert again.jobs == []
 
 
-STEP = {"event": "step", "step": 1, "loss": 2.0, "seconds": 1.0, "tokens": 9}
+STEP = {"event": "step", "step": 1, "loss": 2.0, "bits_per_byte": 1.0, "seconds": 1.0, "tokens": 9}
 
 
 class Ticking(Pretended):
@@ -189,11 +189,11 @@ def test_what_runs_do_is_shown_and_a_row_is_kept_as_soon_as_its_run_ends(text: s
     shown = [(event["event"], event["text"], before) for event, before in zip(progress.events, kept, strict=True)]
     assert shown[:3] == [
         ("runs", "done so far", 0),
-        ("running", "0 of 3 runs  base, seed 1: 25% trained, loss 2.0000", 0),
+        ("running", "0 of 3 runs  base, seed 1: 25% trained, loss 2.0000  1.0000 bpb", 0),
         ("runs", shown[2][1], 1),
     ]
     later = next(text for event, text, _ in shown[2:] if event == "running")
-    assert re.fullmatch(r"2 of 3 runs  low rate, seed 1: 25% trained, loss 2\.0000  \d.* left", later)
+    assert re.fullmatch(r"2 of 3 runs  low rate, seed 1: 25% trained, loss 2\.0000  1\.0000 bpb  \d.* left", later)
     assert shown[2][1].startswith("base, seed 1  1.")
     assert [event["progress"] for event in progress.events if event["event"] == "running"] == pytest.approx(
         [1 / 12, 3 / 4]
