@@ -69,8 +69,8 @@ def _disturbed(done: Sequence[Row], groups: Groups) -> list[str]:
     if crowded := [one for one in shares if one[0] < ALONE]:
         share, row = min(crowded, key=lambda one: one[0])
         notes.append(
-            f"Not alone on their threads: {len(crowded):,} of {len(shares):,} runs had under {ALONE:.0%} of the time "
-            f"(least: {row['label']}, seed {row['seed']}, {share:.0%}), so they trained less in the same seconds."
+            f"Other programs took CPU time: {len(crowded):,} of {len(shares):,} runs had under {ALONE:.0%} of their "
+            f"threads' time (least: {row['label']}, seed {row['seed']}, {share:.0%}), so they trained on less text."
         )
     ratios: dict[str, float] = {}
     for label, group in groups.items():
@@ -80,8 +80,8 @@ def _disturbed(done: Sequence[Row], groups: Groups) -> list[str]:
     if wrong := [label for label, ratio in ratios.items() if ratio > STEADY]:
         worst = max(wrong, key=lambda label: ratios[label])
         notes.append(
-            f"The machine's speed changed: {len(wrong):,} of {len(ratios):,} labels have seeds that went more than "
-            f"{STEADY - 1:.0%} faster than others (most: {worst}, {ratios[worst] - 1:.0%}), and so saw more text."
+            f"The machine's speed changed: in {len(wrong):,} of {len(ratios):,} labels one seed ran more than "
+            f"{STEADY - 1:.0%} faster than another (most: {worst}, {ratios[worst] - 1:.0%}) and trained on more text."
         )
     return notes
 
@@ -157,7 +157,7 @@ def how_measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[st
     ]
     lines += [(what.capitalize(), all_of(row.get(name) for row in done)) for name, what in _SURROUNDINGS.items()]
     shares = [row["cpu_share"] for row in done if is_finite(row.get("cpu_share"))]
-    lines += [("Least share of its threads' time", f"{min(shares):.0%}")] if shares else []
+    lines += [("Lowest CPU share of a run", f"{min(shares):.0%}")] if shares else []
     lines += [
         (f"SHA-256 of the {what}", all_of((row.get("sha256") or {}).get(name) for row in done))
         for name, what in _TEXTS.items()
@@ -172,5 +172,5 @@ def how_measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[st
     lines.append(("Cost", f"{cost['runs']:,} runs of {hours} hours together, {core_hours} core hours"))
     command = study.get("command") or ""
     if command.startswith("caddie study ") and study.get("fraction", 1) == 1:
-        lines.append(("A tenth of it", f"{command} --fraction 0.1"))
+        lines.append(("A tenth of the training", f"{command} --fraction 0.1"))
     return [*([("Command", command)] if command else []), *lines]

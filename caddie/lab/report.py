@@ -207,7 +207,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
     if facts["holdout"]:
         parts += ["## Holdout", HOLDOUT, _holdout_table(facts["holdout"], study["label"])]
     if order := facts["public_order"]:
-        names = ["from", "to", "public", "here", "of it by packing", "order"]
+        names = ["from", "to", "public", "here", "here, by packing", "order"]
         rows = [
             [one["from"], one["to"], *map(signed, (one["public"], one["ours"], one["packing"])), one["order"]]
             for one in order["steps"]
@@ -284,8 +284,8 @@ def _verdicts_table(verdicts: Sequence[Mapping[str, Any]], base: str) -> str:
             stated = f" {signed(claim['difference'])}" if is_finite(claim["difference"]) else ""
             row += [claim["word"] + stated, one["agrees"] or "-"]
         rows.append([*row, duration(one["seconds"]), *([money(one["money"])] if priced else [])])
-    names += ["a source says", "we"] if claimed else []
-    return markdown_table([*names, "a run takes", *(["costs"] if priced else [])], rows)
+    names += ["claim", "our result"] if claimed else []
+    return markdown_table([*names, "time per run", *(["costs"] if priced else [])], rows)
 
 
 def problem(one: Mapping[str, Any]) -> str:

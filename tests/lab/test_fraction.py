@@ -52,7 +52,7 @@ def test_a_part_of_a_study_is_a_study_of_its_own() -> None:
     assert (tenth.recipe("low").name, tenth.recipe("low").base) == ("low", "baseline_mini")
     told = findings({**tenth.to_json(), "command": "caddie study s.py --fraction 0.1"}, [])
     assert told["study"]["budget"] == "0.1 of 150 steps each"
-    assert "A tenth of it" not in dict(told["measured"])
+    assert "A tenth of the training" not in dict(told["measured"])
     assert (
         Study(name="rates", base=find("tiny"), budget=Seconds(seconds=30)).part(0.5).recipe("base").train.seconds == 15
     )

@@ -224,7 +224,7 @@ def test_the_report_says_which_times_are_modelled() -> None:
     assert measured["Time of a step on eight H100, published"] == "parallel_muon (#593 on 8xH100)"
     assert measured["Time of a step on eight H100, stated by the study"] == "1.03 of parallel_muon (#593 on 8xH100)"
     assert measured["Cost"] == "9 runs of 9 hours together, 18 core hours"
-    assert measured["A tenth of it"] == "caddie study s.py --fraction 0.1"
+    assert measured["A tenth of the training"] == "caddie study s.py --fraction 0.1"
 
 
 def test_selection_refuses_a_cost_that_it_could_not_add_up() -> None:

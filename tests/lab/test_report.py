@@ -239,10 +239,10 @@ def test_the_page_says_all_of_a_study() -> None:
     assert scores == sorted(scores)
     assert len(scores) == 10
     assert any("1.1147 (8xH100, seed 42); 2.8100 (two cores). Those far" in text for text in ranks)
-    claims = [one for one in shown.under("Verdicts") if one in ("so it is here", "not so here", "undecided here")]
+    claims = [one for one in shown.under("Verdicts") if one in ("agrees here", "disagrees here", "undecided here")]
     assert len(claims) == 8
-    assert "so it is here" in claims
-    assert "not so here" in claims
+    assert "agrees here" in claims
+    assert "disagrees here" in claims
     assert "better, \u22120.0120 bits per byte" in shown.under("What each entry changes")
 
 
@@ -280,7 +280,7 @@ def test_bytes_are_those_above_what_an_entry_is_compared_with() -> None:
     assert (verdicts["packed"]["word"], verdicts["packed"]["agrees"]) == ("same", "agrees")
     table = read(study, rows).under("Verdicts")
     row = table[table.index("packed") :][:11]
-    assert row[2:8] == ["0.0000", "-", "same", "without effect on the score, at any seed", "same", "so it is here"]
+    assert row[2:8] == ["0.0000", "-", "same", "without effect on the score, at any seed", "same", "agrees here"]
     assert row[8] == "+11,345"
     assert "\u221211,900" in table
     assert "| same | +11,345 | same | agrees |" in markdown(findings(study, rows))
@@ -582,7 +582,7 @@ def test_a_machine_that_changes_its_speed_is_noticed() -> None:
         row["tokens_per_second"] = speed
     study = plan("a") | {"equal": "seconds", "budget": "Seconds(seconds=20.0)", "seeds": [1, 2]}
     notes = findings(study, rows)["notes"]
-    assert any("The machine's speed changed: 1 of 2 labels" in note and "(most: a, 20%)" in note for note in notes)
+    assert any("The machine's speed changed: in 1 of 2 labels" in note and "(most: a, 20%)" in note for note in notes)
     assert not [note for note in findings(study | {"equal": "steps"}, rows)["notes"] if "speed" in note]
 
 
@@ -603,8 +603,8 @@ def test_what_must_be_minded_is_said() -> None:
         f"111111111111+ in 1 ({first}); unknown in 1 ({first}).",
         f"Runs differ in their scorer: {'ab' * 6} in 29; {'cd' * 6} in 1 ({second}).",
         f"Runs differ in their held-out text: {'bb' * 6} in 29; {'ff' * 6} in 1 ({second}).",
-        "Not alone on their threads: 1 of 30 runs had under 90% of the time "
-        f"(least: {second}, seed 2, 71%), so they trained less in the same seconds.",
+        "Other programs took CPU time: 1 of 30 runs had under 90% of their threads' time "
+        f"(least: {second}, seed 2, 71%), so they trained on less text.",
         f"{first} has runs of different settings; run the study again.",
         "Left out, because the study no longer has them: gone.",
     ]
