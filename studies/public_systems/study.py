@@ -287,11 +287,13 @@ scale = Study(
     base=full_base,
     entries=of_baseline(full_003, full_base),
     budget=ModelledSeconds(seconds=600),
+    seeds=tuple(range(1, 9)),  # three left both claims undecided
     margin=0.002,
 )
 scale_003 = replace(
     scale,
     name="public_systems_scale_003",
+    seeds=(1, 2, 3),
     why="Do the choices of system 003 pay in ten minutes of eight H100?",
     base=full_003,
     entries=of_system_003(full_003),
