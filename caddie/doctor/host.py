@@ -89,5 +89,9 @@ def compile_cache(variables: Mapping[str, str]) -> Path:
     """Return the folder where PyTorch keeps compiled code."""
     if named := variables.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(named)
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a container's user without a name
+        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+    user = re.sub(r'[\\/:*?"<>|]', "_", user)
     return Path(tempfile.gettempdir()) / f"torchinductor_{user}"

@@ -151,6 +151,7 @@ def test_the_compile_cache_is_where_pytorch_keeps_it(monkeypatch: pytest.MonkeyP
     theirs = runpy.run_path(str(place))  # alone, without the compiler, which takes a second to import
     assert str(host.compile_cache({})) == theirs["default_cache_dir"]()
     monkeypatch.setattr(host.getpass, "getuser", lambda: {}["a user without a name"])
+    assert host.compile_cache({}).name == f"torchinductor_uid_{os.getuid()}"
     assert host.compile_cache({"TORCHINDUCTOR_CACHE_DIR": "/x/y"}) == Path("/x/y")
 
 
