@@ -27,7 +27,7 @@ from caddie.model.recurrence import NO_RECURRENCE, PassEmbeddings, Recurrence
 from caddie.model.skips import Skips, UNet
 from caddie.model.values import ValueEmbedding, ValueTable
 
-MOST_PASSES = 1024
+MOST_LAYER_PASSES = 1024
 """Largest number of layer passes in a forward."""
 ModelPart = Literal["head", "mlp"]
 """Parts of a model whose linear layers can multiply in float8."""
@@ -68,8 +68,10 @@ class GPT(Config):
         if self.recurrence:
             if self.recurrence.last > last:
                 raise UserError(f"recurrence.last must be at most {last}, not {self.recurrence.last}")
-            if (passes := len(self.longest_order)) > MOST_PASSES:
-                raise UserError(f"layers would run {passes:,} times in a forward, over the limit of {MOST_PASSES:,}")
+            if (passes := len(self.longest_order)) > MOST_LAYER_PASSES:
+                raise UserError(
+                    f"layers would run {passes:,} times in a forward, over the limit of {MOST_LAYER_PASSES:,}"
+                )
         if self.parallel_streams:
             first = self.parallel_streams.first
             if first > last:

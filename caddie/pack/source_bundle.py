@@ -48,7 +48,7 @@ class Bundle:
     """The files as one JSON object, for `unpack`."""
 
     @property
-    def bytes(self) -> int:
+    def code_bytes(self) -> int:
         """Code bytes: the length of `data` after compression."""
         return _smallest(self.data)[0]
 
@@ -187,7 +187,7 @@ def _measured() -> dict[str, Any]:
         "program_sha256": program.hexdigest(),
         "sha256": _files_sha256(scoring),
         "script_sha256": hashlib.sha256((_files_sha256(training) + _head()).encode()).hexdigest(),
-        "needed_bytes": scoring.bytes,
+        "needed_bytes": scoring.code_bytes,
         "other_script_bytes": len(_encoded_source()),
         "modules": {path: len(text.encode()) for path, text in sorted(scoring.files.items())},
         "decoders": {library: installed_bytes(library) for library in scoring.libraries},

@@ -23,7 +23,7 @@ from caddie.files import write_file
 from caddie.report.charts import curve_chart, decimal, is_finite, loss_chart, marks, nice_ticks, percent
 from caddie.report.read import pick, read_scored_result, read_steps, result_errors, training_notes
 from caddie.report.run_files import LOG, REPORT, RESULT
-from caddie.report.tables import PARTS
+from caddie.report.tables import LEDGER_WORDS
 from caddie.report.verification import verified
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _STAGES = (
     ("Quantized, packed", "sliding", "quantized_sliding"),
     ("Quantized, packed", "adaptive", "quantized_adaptive"),
 )
-_PARTS = {**PARTS, "container": "container overhead"}
+_PARTS = {**LEDGER_WORDS, "container": "container overhead"}
 _STEP_COLUMNS = ("step", "seconds", "progress", "loss", "bits_per_byte", "tokens", "tokens_per_second", "lr_scale")
 _PHASE_COLORS = (5, 1, 0, 3, 4, 2)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -20,7 +20,7 @@ from caddie.report.verification import describe_checks, verified
 WIDTH = 79
 """Most columns of everything printed here; a narrower terminal has less."""
 
-PARTS = {"config": "model config", "source": "source code"}
+LEDGER_WORDS = {"config": "model config", "source": "source code"}
 """Names on a terminal of the parts of an artifact that have other names in `result.json`."""
 _VERIFIED = {"yes": "verified", "no": "VERIFICATION FAILED", "inconclusive": "verification inconclusive"}
 _UNMENTIONED = 0.001
@@ -270,7 +270,7 @@ def _seconds(result: Mapping[str, Any]) -> list[str]:
 
 def _bytes(result: Mapping[str, Any]) -> list[str]:
     ledger = result["ledger"]
-    shown = {PARTS.get(name, name): value for name, value in ledger["parts"].items()}
+    shown = {LEDGER_WORDS.get(name, name): value for name, value in ledger["parts"].items()}
     shown |= {"whole file": ledger["file_bytes"], "cap": result.get("cap_bytes")}
     return [_row("artifact bytes"), *(_row("  " + name, number(value, ",")) for name, value in shown.items())]
 

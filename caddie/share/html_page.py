@@ -24,7 +24,7 @@ from caddie.pack.quantize import Quantizer
 from caddie.report.page import number, template
 from caddie.report.read import pick, read_scored_result, result_errors
 from caddie.report.run_files import RESULT
-from caddie.report.tables import PARTS
+from caddie.report.tables import LEDGER_WORDS
 from caddie.share.program import program
 
 SCRIPTS = ("engine.js", "artifact.js", "tokenizers.js", "model.js", "worker.js")
@@ -156,7 +156,7 @@ def _facts(artifact: Artifact, result: Mapping[str, Any]) -> dict[str, Any]:
         "bits_per_weight": f"{8 * ledger['weights'] / max(1, manifest.parameters):.2f}",
         "seconds": number(pick(result, "seconds", "train"), ",.0f"),
         "parts": [
-            {"label": PARTS.get(name, name).capitalize(), "bytes": f"{size:,}", "share": 100 * size / total}
+            {"label": LEDGER_WORDS.get(name, name).capitalize(), "bytes": f"{size:,}", "share": 100 * size / total}
             for name, size in ledger.items()
         ],
         "prompt": prompt,

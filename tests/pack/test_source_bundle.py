@@ -135,7 +135,7 @@ def test_what_was_bundled_comes_back(tmp_path: Path) -> None:
     files = {"caddie/__init__.py": "", "caddie/model/head.py": "NAMES = ('\u00e9',)\n" * 50}
     small = bundle.Bundle(files, (), json.dumps(files).encode())
     container.write(tmp_path / "file", [small.section(artifacts.SOURCE)])
-    assert small.bytes < len(small.data) / 4
+    assert small.code_bytes < len(small.data) / 4
     unpack(container.read(tmp_path / "file").sections[artifacts.SOURCE], tmp_path / "carried")
     found = {path for path in (tmp_path / "carried").rglob("*") if path.is_file()}
     assert {path.relative_to(tmp_path / "carried").as_posix(): path.read_text("utf-8") for path in found} == files
@@ -180,10 +180,10 @@ def test_every_assertion_stays_and_no_docstring_does() -> None:
 def test_bytes_are_those_of_the_smaller_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     found = source_needed()
     sizes = {codec: len(codec.encode(found.data)) for codec in (Brotli(), Lzma())}
-    assert found.bytes == sizes[found.section("source").codec] == min(sizes.values())
+    assert found.code_bytes == sizes[found.section("source").codec] == min(sizes.values())
     assert json.loads(found.data) == found.files
     written = sum((ROOT / name).stat().st_size for name in found.files)
-    assert 0.1 * written < found.bytes < 0.25 * written
+    assert 0.1 * written < found.code_bytes < 0.25 * written
     for name in ("Brotli", "Lzma"):
         monkeypatch.setattr(bundle, name, Stored)  # made again, it is the same before any codec
     assert source_needed.__wrapped__().data == found.data
@@ -248,7 +248,7 @@ def test_imports_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_ledger_counts_what_is_carried(carrying: Path, tmp_path: Path) -> None:
     plain, with_source = artifacts.load(pack(tmp_path / "plain.caddie", None)), artifacts.load(carrying)
     assert "source" not in plain.ledger
-    assert with_source.ledger["source"] == source_needed().bytes
+    assert with_source.ledger["source"] == source_needed().code_bytes
     assert with_source.file_bytes == carrying.stat().st_size
     extra = {name: size - plain.ledger.get(name, 0) for name, size in with_source.ledger.items()}
     assert {name for name, size in extra.items() if size} == {"source", "container"}
@@ -347,7 +347,7 @@ def test_a_process_speaks_of_one_program_while_its_source_is_edited(
 def test_the_result_says_what_the_source_takes() -> None:
     recipe = find("best_record").to_json()
     found = describe_source(recipe)
-    assert found["needed_bytes"] == source_needed().bytes
+    assert found["needed_bytes"] == source_needed().code_bytes
     assert found["needed_bytes"] + found["training_bytes"] == len(script(recipe))
     assert found["training_bytes"] - describe_source(find("tiny").to_json())["training_bytes"] > 500, "its settings"
     assert not found.keys() & {"other_script_bytes"}
