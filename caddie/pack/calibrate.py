@@ -107,15 +107,16 @@ def calibrate(
         for name in sums.keys() & uses.keys():
             stack.callback(uses[name].register_forward_pre_hook(sums[name].gather).remove)
         pilot, done = math.ceil(len(given) * _PILOT), 0
+        total = sum(ids.numel() for ids in [*given[:pilot], *given])
         for count in (pilot, len(given)):
             for one in sums.values():
                 one.begin()
             for number, ids in enumerate(given[:count]):
-                done += 1
-                progress.step({"event": "doing", "text": f"batch {done} of {pilot + len(given)}"})
                 generator = torch.Generator(device).manual_seed(number * ranks.world + ranks.rank)
                 for name, gradient in _gradients(model, weights, ids, bos, generator).items():
                     sums[name].add(gradient)
+                done += ids.numel()
+                progress.step({"event": "tokens", "done": done, "total": total})
             ranks.sum([tensor for one in sums.values() for tensor in one.all])
     tokens = torch.tensor(sum(ids.numel() for ids in given), dtype=torch.float64, device=device)
     ranks.sum([tokens])

@@ -12,7 +12,7 @@ Event = Mapping[str, Any]
 | event | other keys | from |
 |---|---|---|
 | `start`, `step`, `held_out`, `forecast`, `end` | those of `log.jsonl` (`docs/result.md`) | training |
-| `tokens` | `done`, `total` | scoring, coding text |
+| `tokens` | `done`, `total` | calibration, scoring, coding text |
 | `candidate` | `number`, `file_bytes`, `cap_bytes` | packing |
 | `runs` | `done`, `total`, `text` | studies, as a run ends |
 | `running` | `progress`, `text` | studies, while runs go on |

@@ -181,11 +181,11 @@ def test_the_model_is_left_as_it_is_and_autocast_changes_nothing() -> None:
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
 
 
-def test_batches_are_counted() -> None:
+def test_tokens_are_counted() -> None:
     progress = RecordedProgress()
     calibrate(small(), some(1, 8, 9), bos=BOS, progress=progress)
-    told = [event["text"] for event in progress.events]
-    assert told == [f"batch {number} of 11" for number in range(1, 12)], "two of nine are run through first"
+    told = [(event["done"], event["total"]) for event in progress.events]
+    assert told == [(8 * number, 88) for number in range(1, 12)], "two of nine are run through first"
 
 
 def tensors(found: dict[str, Calibration]) -> dict[str, Tensor]:
