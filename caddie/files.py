@@ -226,7 +226,10 @@ def read_file(path: Path) -> bytes:
 
 
 def open_flags(*names: str) -> int:
-    """Return flags of `os.open` by name, less those that this system lacks, and `O_BINARY`: Windows keeps the bytes."""
+    """Return flags of `os.open` by name, less those that this system lacks, and `O_BINARY`.
+
+    With `O_BINARY` Windows leaves the bytes as they are.
+    """
     return sum(getattr(os, name, 0) for name in (*names, "O_BINARY"))
 
 
@@ -236,7 +239,10 @@ def reason(error: Exception) -> str:
 
 
 def absolute(path: Path) -> Path:
-    """Return an absolute path without `..`, links resolved: a sandbox may lack the folders on the way."""
+    """Return an absolute path without `..`; only to remove a `..`, links in the folder's path are resolved.
+
+    A sandbox may lack the folders on the way.
+    """
     return path.parent.resolve() / path.name if ".." in path.parts else path.absolute()
 
 

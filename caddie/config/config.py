@@ -36,7 +36,7 @@ class Range:
     def check(self, value: object, name: str) -> None:
         """Raise `UserError` for a number outside of the bounds."""
         if isinstance(value, int | float) and not self.low <= value <= self.high:
-            most = f" to {_bound(self.high)}" if self.high < 1e30 else ""
+            most = f" to {_bound(self.high)}" if self.high < 1e30 or value > self.high else ""
             bounds = f"{'from' if most else 'at least'} {_bound(self.low)}{most}"
             bounds = "above 0" if value <= 0 < self.low < 1e-12 else bounds
             raise UserError(f"{name} must be {bounds}, not {_shortened(int(value) if value % 1 == 0 else value)}")

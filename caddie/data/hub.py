@@ -161,7 +161,7 @@ def hub_library(folder: Path, bars: bool, what: str, absent: str, advice: str, d
     """Yield huggingface_hub, without telemetry and without files in the home folder; `what` names what it fetches.
 
     It and its transfer library read these settings only from the environment, in part when they are first imported.
-    The user's token is read from its usual place. Their errors, and those of the HTTP library below, become a
+    The user's token is read from its usual place. Errors of these libraries, and of the HTTP library below, become a
     one-line `UserError` that ends in `absent` if the hub has no such thing, else in `advice`.
     """
     home = str(folder / ".cache" / "home")

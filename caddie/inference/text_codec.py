@@ -111,7 +111,7 @@ class Measured:
 
 
 def measure(artifact: Artifact, documents: Sequence[bytes], *, scoring: Scoring | None = None) -> Measured:
-    """Compress documents, decompress them, and score the same tokens in batches."""
+    """Compress documents, decompress them, and score the same tokens; `UserError` if they do not come back."""
     chosen, tokenizer = scoring or artifact.scoring, artifact.tokenizer
     start = time.perf_counter()
     packed = compress(artifact, documents, scoring=scoring)
@@ -200,7 +200,7 @@ def _read_header(body: BytesIO) -> tuple[list[int], bytes]:
 
 
 def _scorer(artifact: Artifact, scoring: Scoring, tokens: int) -> Scorer:
-    """Return the scorer in float64, where machines agree to about 1e-13; `UserError` for unfit windows or memory."""
+    """Return the scorer in float64, where machines agree to about 1e-13; `UserError` if windows or memory are unfit."""
     check_windows(scoring.sequence_length, scoring.stride)
     check_stages(artifact.model.config, Pack(), scoring, tokens, Ranks(), {"scoring": 1})
     model = copy.deepcopy(artifact.model).double().cpu()

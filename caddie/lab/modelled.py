@@ -94,7 +94,7 @@ def flops_per_step(recipe: Recipe) -> float:
 
 
 def next_timed(recipe: Recipe) -> str:
-    """Return the nearest recipe with public runs on H100: this one or one that it is based on, else the baseline."""
+    """Return the name of the nearest recipe with public runs on H100: this one, one of its bases, or the baseline."""
     name = recipe.name
     while name and name not in _timed():
         one = recipe if name == recipe.name else shipped().get(name)

@@ -65,7 +65,7 @@ class GroupedQueryAttention(Attention):
     xsa: bool = False
     """True for exclusive self-attention (XSA): each head's output loses its projection on the position's own value."""
     xsa_gate: float | None = None
-    """Initial a of a gate learned per head: XSA removes the share tanh(a), nothing at 0; none removes all."""
+    """Initial a of a gate learned per head: XSA removes the share tanh(a), at 0 nothing; or none to remove all."""
     gate: HeadGate | None = None
     """Gate on each head's output, or none."""
 

@@ -47,7 +47,7 @@ class GPT(Config):
     block: Block = Block()
     """Settings of every layer."""
     layers: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of single layers: layer or range (`3`, `0-6`) to a diff of its block; path: `layers.0-6.parallel`."""
+    """Exceptions: a layer or range (`3`, `0-6`) to the diff of its block; written as a path, `layers.0-6.parallel`."""
     skips: Skips | None = UNet()
     """U-Net connections from early to late layers, or none."""
     recurrence: Recurrence | None = None

@@ -40,8 +40,8 @@ class HeadModule(Part):
     """Head that maps the stream (B, T, width) and the embedding to logits (B, T, vocabulary).
 
     Without a `table` of its own it uses the embedding's, after a `projection` if the rows are narrower than the stream.
-    `product` multiplies. The delta of test-time training reads the normed stream and adds to the logits before the
-    softcap.
+    `product` is the matrix product. The delta of test-time training reads the normed stream and adds to the logits
+    before the softcap.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ class MUDD(DenseConnections):
 
 
 class LastLayerMUDD(DenseConnections):
-    """MUDD of the last layer: coefficients 0.1 (W2 gelu(W1 x) + b), computed by each token, replace constants.
+    """MUDD of the last layer: coefficients 0.1 (W2 gelu(W1 x) + b), computed for each token, not constant.
 
     Before the layer they mix the embedded input, the `early` output and x into its values and its stream. In the layer
     they are the factors on the stream, the outputs of attention and MLP, the embedded input and, if the model has them,
@@ -153,7 +153,7 @@ class LastLayerMUDD(DenseConnections):
 
 
 class MixedOutputs(Part):
-    """Mixtures m_c of the outputs so far: `channels` weighted sums of `sources` outputs each."""
+    """Mixtures m_c = s_c · n(Σ_l w_cl h_l) of the outputs so far: `channels` of them, of `sources` outputs each."""
 
     def __init__(self, width: int, sources: int, channels: int, std: float, scale: float) -> None:
         super().__init__()

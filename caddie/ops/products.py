@@ -29,8 +29,8 @@ def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which tensors of `dtype` are multiplied.
 
     It is float32 for bfloat16 on a CPU without bfloat16 products, and on Apple's GPUs, where bfloat16 was never tried.
-    Both sum in float32, so products rounded to bfloat16 differ only by the order of the sums; a compiled graph may
-    leave out the rounding of the factors.
+    Products of either dtype are summed in float32, so products rounded to bfloat16 differ only by the order of the
+    sums; a compiled graph may leave out the rounding of the factors.
     """
     exact = device.type == "mps" or (device.type == "cpu" and not BFLOAT16_ON_CPU)
     return torch.float32 if exact and dtype == torch.bfloat16 else dtype

@@ -121,7 +121,7 @@ def calibrate(
     tokens = torch.tensor(sum(ids.numel() for ids in given), dtype=torch.float64, device=device)
     ranks.sum([tokens])
     if not tokens:
-        raise UserError("pack.calibration gives no tokens; let its text yield at least one row")
+        raise UserError("pack.calibration yields no tokens; it must yield at least one row")
     return {name: one.calibration(float(tokens)) for name, one in sums.items()}
 
 

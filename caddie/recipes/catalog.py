@@ -98,8 +98,8 @@ def find_shipped(name: str) -> Recipe | None:
 def find_base(name: str) -> Recipe | None:
     """Return the base of the recipe of this name; None if it has no base.
 
-    A whole recipe in a file, such as a run's, may be a stranger's. The base that it names must be a shipped one, since
-    a file of the stranger's choice could be run otherwise. Raises `UserError` if it is not.
+    A whole recipe in a file, such as a run's, may be a stranger's. The base that it names must be a shipped one:
+    otherwise a file of the stranger's choice could be run. Raises `UserError` if it is not.
     """
     file, base = None if name in _SHIPPED else recipe_path(name), find(name).base  # whose errors name the file
     if file and (stated := recipe_file.base_in(file)):

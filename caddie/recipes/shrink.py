@@ -83,7 +83,7 @@ _VOCABULARY, _WIDTH, _HIDDEN, _BUCKETS, _ROW = 96, 64, 48, 64, 64
 
 def mini(recipe: Recipe) -> Recipe:
     """Return the twin of a recipe that trains for half a minute."""
-    stride = max(1, recipe.score.sequence_length // ROW // 2)
+    stride = max(1, _in_rows(recipe.score.sequence_length) // 2)
     diff = {**_mini_training(recipe.train), "score.stride": stride, "score.ttt": None}
     return _twin(recipe, MINI, "mini", diff)
 
@@ -91,7 +91,7 @@ def mini(recipe: Recipe) -> Recipe:
 def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     """Return the twin of a recipe that makes `steps` steps, at the size `SCALES[suffix]`."""
     size, ttt = SCALES[suffix], recipe.score.ttt
-    diff: dict[str, Any] = {"train.steps": steps, "score.stride": max(1, recipe.score.stride // ROW)}
+    diff: dict[str, Any] = {"train.steps": steps, "score.stride": _in_rows(recipe.score.stride)}
     diff |= {"train.precision": "float32"}  # auto would be measured on each machine
     if isinstance(recipe.train.loader, SequentialStream | PackedDocuments):
         diff["train.loader"] = ShuffledSequences()
@@ -103,14 +103,19 @@ def scale(recipe: Recipe, suffix: str, steps: int) -> Recipe:
     if isinstance(ttt, DocumentLoRA):
         rank = max(1, ttt.rank * size.width // recipe.model.width)
         diff |= {"score.ttt.rank": rank, "score.ttt.alpha": ttt.alpha * rank / ttt.rank}
-        diff |= {"score.ttt.chunk_tokens": min(ttt.chunk_tokens, recipe.score.sequence_length // ROW)}
+        diff |= {"score.ttt.chunk_tokens": min(ttt.chunk_tokens, _in_rows(recipe.score.sequence_length))}
         if ttt.phases:
             documents = max(ttt.phases.phases, round(ttt.phases.documents / DOCUMENTS))
             diff |= {"score.ttt.phases.documents": documents}
-            diff |= {"score.ttt.phases.chunk_tokens": ttt.phases.chunk_tokens // ROW}
+            diff |= {"score.ttt.phases.chunk_tokens": _in_rows(ttt.phases.chunk_tokens)}
     elif isinstance(ttt, ChunkSGD):
-        diff["score.ttt.chunk_tokens"] = ttt.chunk_tokens // ROW
+        diff["score.ttt.chunk_tokens"] = _in_rows(ttt.chunk_tokens)
     return _twin(recipe, size, suffix, diff)
+
+
+def _in_rows(tokens: int) -> int:
+    """Return a number of tokens that shrinks with the rows."""
+    return max(1, tokens // ROW)
 
 
 def _times(number: Number, factor: float) -> Number:
@@ -130,7 +135,7 @@ def small_cap(recipe: Recipe, twin: Recipe) -> int:
 
 
 def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Recipe:
-    train, row = recipe.train, recipe.train.longest_row // ROW
+    train, row = recipe.train, _in_rows(recipe.train.longest_row)
     head = recipe.model.width // getattr(recipe.model.block.attention, "heads", 1)
     groups = _of_optimizers(train, "group_rows")  # a group keeps its number of heads
     return recipe.but(
@@ -142,7 +147,7 @@ def _twin(recipe: Recipe, size: Size, suffix: str, diff: dict[str, Any]) -> Reci
             "train.sequence_length": row,
             "train.warmup_steps": 3,
             **{f"train.{path}": max(1, rows * (size.width // size.heads) // head) for path, rows in groups.items()},
-            "score.sequence_length": recipe.score.sequence_length // ROW,
+            "score.sequence_length": _in_rows(recipe.score.sequence_length),
             "score.batch_tokens": 16_384,
             "score.precision": "float32",
             **diff,
@@ -161,7 +166,7 @@ def _twin_model(model: GPT, size: Size) -> dict[str, Any]:
         return round(number * (depth - 1) / max(model.depth - 1, 1))
 
     def channels(number: int) -> int:
-        return number * size.width // model.width
+        return max(1, number * size.width // model.width)
 
     diff: dict[str, Any] = {
         "vocabulary": size.vocabulary(model.vocabulary),
@@ -210,8 +215,8 @@ def _twin_block(model: GPT, size: Size, channels: Callable[[int], int]) -> dict[
             share = 2 * round(dims * head / (model.width / held.heads) / 2)
             diff["attention.rope.dims"] = min(head, max(share, min(size.rotary, dims)))
         if isinstance(attention.rope, NTKRoPE | YaRNRoPE):
-            diff["attention.rope.native_length"] = attention.rope.native_length // ROW
-            diff["attention.rope.length"] = attention.rope.length // ROW
+            diff["attention.rope.native_length"] = _in_rows(attention.rope.native_length)
+            diff["attention.rope.length"] = _in_rows(attention.rope.length)
         diff |= {f"attention.{name}": length for name, length in _lengths(attention, 1 / ROW).items()}
     for part in ("attention", "mlp"):
         if isinstance(linear := getattr(getattr(model.block, part), "linear", None), RandomMap):

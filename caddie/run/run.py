@@ -188,8 +188,9 @@ def score_artifact(
     `bits_per_byte` is the score of the last kind: the user's scorer, else adaptive, sliding or plain. `scoring`
     replaces the artifact's own settings, and `scorer` (`FILE.py:NAME`) is a user's class; the result says so. `ranks`
     score together; the first writes the bytes and bits of each document to the file `documents`, if given. A scorer of
-    whole windows is audited, for as long as its score took or for `audit_seconds`: `CheckFailed` if it uses tokens
-    before they are scored; `audited` is False if the audit could decide too little, or if the scorer read the text.
+    whole windows is audited, for `audit_seconds` or as long as its score took, whichever is more: `CheckFailed` if it
+    uses tokens before they are scored; `audited` is False if the audit could decide too little, or if the scorer read
+    the text.
     """
     chosen, clock = scoring or artifact.scoring, Phases()
     predictions = len(text.tokens) - 1

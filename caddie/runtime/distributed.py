@@ -1,7 +1,7 @@
 """Data-parallel processes: launch, ranks, and the collectives that training needs.
 
-Reads environment variables: torchrun's, `CADDIE_LAUNCHED` and `CUDA_VISIBLE_DEVICES`. No other module lets one decide
-anything, except `SHARES_CORES` in `run/run.py`.
+Reads torchrun's environment variables, `CADDIE_LAUNCHED` and `CUDA_VISIBLE_DEVICES`. Elsewhere `lab/executors.py` reads
+the GPUs and threads that a user allows, `data/hub.py` the place of the hub's token, and `run/run.py` `SHARES_CORES`.
 """
 
 import ctypes
@@ -106,7 +106,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Exchange all sums begun in the block at its end, as one per dtype: small ones are mostly start-up."""
+        """Exchange all sums begun in the block at its end, as one per dtype: a small one is mostly start-up."""
         one = _Sum()
         self._together.append(one)
         try:

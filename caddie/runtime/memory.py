@@ -66,10 +66,9 @@ def memory(proc: Path = PROC, groups: Path = GROUPS) -> Memory:
     total, available = machine.total, machine.available
     files = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for limit, used, folder in group_limits(proc, groups, "memory", *files):
-        if limit <= total:
-            reclaimable = re.search(r"^inactive_file (\d+)$", system_text(folder / "memory.stat") or "", re.MULTILINE)
-            used -= int(reclaimable[1]) if reclaimable else 0  # pages of files, which the system takes back
-            total, available = limit, min(available, limit - used)
+        reclaimable = re.search(r"^inactive_file (\d+)$", system_text(folder / "memory.stat") or "", re.MULTILINE)
+        used -= int(reclaimable[1]) if reclaimable else 0  # pages of files, which the system takes back
+        total, available = min(total, limit), min(available, limit - used)
     return Memory(total, available)
 
 

@@ -72,7 +72,7 @@ class DocumentLoRA(TestTimeTraining):
     chunk_tokens: Tokens = 48
     """Predictions between two updates; each has at most a window of context."""
     short_chunks: tuple[tuple[Count, Tokens], ...] = ()
-    """Smaller chunks for groups of short documents: pairs of most tokens of the longest document, rising, and chunk.
+    """Smaller chunks for groups of short documents: pairs (most tokens of the group's longest document, chunk), rising.
 
     [[256, 8], [2000, 24]] in the record at 1.0576. The `bos` of the document and of the next one count too.
     """

@@ -91,7 +91,7 @@ def read_claims(data: Mapping[str, Any], file: str, found: Findings) -> Claims:
         claims.limited += _limited(value, f"seed {seed}: ")
     claims.limited += _limited(data)
     claims.own_set = pick(data, "compliance", "contest_validation_set") is False
-    bases = [value for name, value in data.items() if re.search(r"(?<![a-z])base(line)?(?![a-z])", name)]
+    bases = [value for name, value in data.items() if re.search(r"(?<![a-z])base(lines?)?(?![a-z])", name)]
     claims.base = next(filter(None, map(_base, bases)), [])
     return claims
 

@@ -132,11 +132,10 @@ class Checkpoint:
         self.trainer, self.background, self.path, self.identity = trainer, background, path, identity
         self.earlier_budgets: tuple[str, ...] = ()
         """Other budgets that the run had before it was interrupted."""
-        self.saved: TrainProgress | None = None
 
     def due(self, done: TrainProgress) -> bool:
         """True if the last checkpoint is old enough."""
-        return self.saved is None or done.seconds - self.saved.seconds >= self.trainer.config.checkpoint_seconds
+        return done.seconds - self.saved.seconds >= self.trainer.config.checkpoint_seconds
 
     def save(self, at: TrainProgress, position: int, loss: float, cpu_share: float | None) -> None:
         """Write the checkpoint whole or not at all; all launched steps must be done, with finite losses."""
@@ -145,8 +144,9 @@ class Checkpoint:
         if broken := [name for name, good in zip(trainer.parameters, finite, strict=True) if not good]:
             self.background.wait()
             trainer.ranks.wait()  # the first process writes the checkpoint that the error names
-            when = f"after step {at.step:,}, though its gradient was" if at.step else "before the first step"
-            raise self.diverged(f"{broken[0]} was not finite {when}")
+            if not at.step:
+                raise CheckFailed(f"{broken[0]} was not finite before the first step; give it finite initial values")
+            raise self.diverged(f"{broken[0]} was not finite after step {at.step:,}, though its gradient was")
         self.saved = at
         state = trainer.state()
         if trainer.ranks.first:
@@ -159,8 +159,10 @@ class Checkpoint:
 
     def diverged(self, why: str) -> CheckFailed:
         """Return the error for a run that ends without a new checkpoint; it names the previous checkpoint."""
-        kept = f"the weights of step {self.saved.step:,} are in {self.path}; " if self.saved else ""
-        return CheckFailed(f"{why}; {kept}lower train.optimizers.*.lr or set train.clip_norm, under another --out")
+        return CheckFailed(
+            f"{why}; the weights of step {self.saved.step:,} are in {self.path}; lower train.optimizers.*.lr or set "
+            "train.clip_norm, under another --out"
+        )
 
 
 class ForecastHook:

@@ -45,7 +45,7 @@ the next block of that size. Larger blocks are mapped one by one and leave no ho
 _READY_BATCHES = 8
 """Micro-batches in memory: those between the shards and the step, and those of the warm-up."""
 _STATE_BYTES, _ACTIVATION_BYTES = 64, 4.0
-"""Upper bounds: bytes per weight, and bytes per token for each FLOP of a step per token over the width. The shipped
+"""Upper bounds: bytes per weight, and bytes per token and (FLOPs of a step per token / width). The shipped
 recipes need 16 to 41 and 0.8 to 2.5 (`docs/log.md`)."""
 _PLENTY = 0.5
 """Part of the free memory below which a bound is enough and nothing is traced."""

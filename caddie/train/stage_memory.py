@@ -25,7 +25,7 @@ from caddie.train.memory import raise_on_all_ranks
 
 _FLOAT = 4
 _KEPT_BYTES = 3.0
-"""Bytes per token for each FLOP of a training step per token over the width, where the graph of a forward is kept."""
+"""Bytes per token and (FLOPs of a training step per token / width), where the graph of a forward is kept."""
 _FORWARD_BYTES = 0.5
 """Same for a forward without a graph."""
 _LOGITS = 6

@@ -1,4 +1,4 @@
-"""Checks that the held-out text is no near copy of training text, and that the tokenizer neither loses nor stores it.
+"""Checks that held-out text is neither training text nor nearly so, and that the tokenizer does not lose or store it.
 
 Hashes of documents miss a copy with a few changes. The probes see excerpts only; a tokenizer may treat whole documents
 differently.

@@ -114,6 +114,8 @@ def test_memory_and_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert memory(proc, groups) == Memory(500_000, 50_000), "a group around its own"
     write(groups, memory_dot_max="1000000\n", memory_dot_current="950000\n")
     assert memory(proc, groups) == Memory(1_000_000, 50_000), "of the same limit, with less left"
+    write(groups, memory_dot_max="2000000\n", memory_dot_current="1950000\n")
+    assert memory(proc, groups) == Memory(1_000_000, 50_000), "of a larger limit, with less left"
     write(groups, memory_dot_max="max\n", box__memory_dot_max="9223372036854771712\n")
     assert memory(proc, groups) == Memory(4_096_000, 3_072_000)
     write(proc, self__cgroup="5:memory:/old\n")

@@ -152,7 +152,7 @@ def test_streams_change_the_bytes_and_not_the_text(small: Artifact) -> None:
 
 
 @pytest.mark.long
-def test_measure_says_what_was_promised(small: Artifact) -> None:
+def test_measure_says_what_the_score_predicts(small: Artifact) -> None:
     found = measure(small, [TEXT[:80], TEXT[80:200]])
     assert found.source_bytes == 200
     assert found.predicted_bytes == found.predicted_bytes_own_ids, "this tokenizer loses nothing"

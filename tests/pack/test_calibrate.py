@@ -280,7 +280,7 @@ def test_seeds_that_no_generator_takes_are_a_mistake(text: type[TrainingText | S
 
 
 def test_a_calibration_text_without_tokens_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="gives no tokens; let its text yield at least one row"):
+    with pytest.raises(UserError, match="yields no tokens; it must yield at least one row"):
         calibrate(small(), [], bos=BOS)
 
 

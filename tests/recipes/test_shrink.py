@@ -56,14 +56,20 @@ def test_what_is_small_already_stays_above_zero() -> None:
         "model.value_embedding.dims": 2,
         "model.embedding.bigrams.dims": 2,
         "model.embedding.bigrams.buckets": 4,
-        "score.sequence_length": 8,
-        "score.stride": 8,
+        "model.embedding.dims": 8,
+        "model.block.mlp.hidden": 8,
+        "train.sequence_length": 4,
+        "train.batch_tokens": 32,
+        "score.sequence_length": 4,
+        "score.stride": 4,
     }
     tiny = recipe.but(few)
     twin, half_minute = scale(tiny, "scale32", 100), mini(tiny)
     bigrams: Any = twin.model.embedding.bigrams
     assert (twin.model.value_embedding.dims, bigrams.dims, bigrams.buckets) == (1, 1, 2)  # type: ignore[union-attr]
-    assert (twin.score.stride, half_minute.score.stride) == (1, 1)
+    assert (twin.model.embedding.dims, twin.model.block.mlp.hidden) == (1, 1)  # type: ignore[attr-defined]
+    for one in (twin, half_minute):
+        assert (one.train.sequence_length, one.score.sequence_length, one.score.stride) == (1, 1, 1)
 
 
 def test_what_counts_steps_becomes_a_part_of_the_run() -> None:

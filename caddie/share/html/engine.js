@@ -9,7 +9,7 @@ class Engine {
     const engine = new Engine();
     engine.run = instance.exports;
     engine.u8(engine.run.brotli_words(), words.length).set(words);
-    // Entropy coding takes the whole part of these numbers; all but the whole ones are 0.0001 or more from the next.
+    // Entropy coding takes the whole part of these numbers; each is whole, or at least 0.0001 below the next whole number.
     const whole = (x) => Math.floor(x + 1e-5);
     const tables = engine.i32(engine.run.entropy_tables(), 1408 + 192 + 1024);
     for (let i = 0; i < 1408; i++) tables[i] = whole(2 ** 30 * Math.exp(-i / 64));

@@ -115,7 +115,7 @@ function shown(piece) {
   }
 }
 
-// Return a token for a line of its own, with visible signs for white space.
+// Return a token for a line of its own, with signs for line breaks and tabs, and spaces that do not collapse.
 function named(piece) {
   if (!piece.length) return "control token";
   return shown(piece).replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replaceAll(" ", "\u00a0");

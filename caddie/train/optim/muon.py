@@ -163,7 +163,7 @@ class Muon(Optimizer):
 
     With reduce_scatter (Parallel Muon, #549) each rank receives the gradient of its share of a bank alone, and its
     updates are gathered while it works on the next bank. With all_reduce, as in the contest's baseline, gradients and
-    updates are sums of whole banks, which move twice as much. The results differ by rounding.
+    updates are both summed as whole banks, which moves twice as much. The results differ by rounding.
     """
 
     def build(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> Updater:
