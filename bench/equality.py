@@ -66,7 +66,7 @@ def attention_backends(toy: bool = False) -> list[dict[str, Any]]:
         plain = _attending(reference, segments, (q, k, v))
         for name in BACKENDS:
             bounded = any(word in name for word in ("varlen", "Flex", "dense"))
-            if "bands" in name or name == "plain products" or bounded != documents:
+            if "bands" in name or name == "explicit matmuls" or bounded != documents:
                 continue
             found = compared(_attending(name, segments, (q, k, v)), plain, exact)
             rows.append({"what": "documents" if documents else "rows", "name": name, **found})

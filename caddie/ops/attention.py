@@ -1,4 +1,4 @@
-"""Attention backends: SDPA, plain products, FlexAttention and FlashAttention, chosen by device, dtype and shape.
+"""Attention backends: SDPA, explicit matmuls, FlexAttention and FlashAttention, chosen by device, dtype and shape.
 
 All backends give the same numbers up to rounding, and only PyTorch itself is required. Backends for GPUs are
 tested against stand-ins with the documented signatures, and not yet measured on a GPU.
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 SHORT_ROW = 512
-"""Largest number of keys for which bfloat16 attention uses plain products, on a CPU that has bfloat16 products: 1.2 to
-4.7 times faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
+"""Largest number of keys for which bfloat16 attention uses explicit matmuls, on a CPU that has bfloat16 products: 1.2
+to 4.7 times faster, forward and backward, than the fused kernel (`bench/attention.py`, 2026-11-21; `docs/log.md`)."""
 DENSE_ROW = 4_096
 """Largest number of keys for a dense mask in an uncompiled model, where a compiled one uses FlexAttention; a guess."""
 QUERIES = 128
-"""Queries per chunk of plain products, which read the keys up to the last of them: a quarter faster in rows of 256 and
-512, forward and backward, than all queries at once (`docs/log.md`)."""
+"""Queries per chunk of explicit matmuls, which read the keys up to the last of them: a quarter faster in rows of 256
+and 512, forward and backward, than all queries at once (`docs/log.md`)."""
 
 
 class Visibility:
@@ -158,9 +158,9 @@ def choose(
     if device.type == "cuda" and queries == keys:
         return _on_cuda(device, dtype, size, "documents" if documents else "window" if windowed else "causal", counted)
     if windowed and window and queries == keys and keys % window == 0 and 2 * window < keys:
-        return "plain products in bands" if _short(device, dtype, 2 * window) else "SDPA in bands"
+        return "explicit matmuls in bands" if _short(device, dtype, 2 * window) else "SDPA in bands"
     if _short(device, dtype, keys):
-        return "plain products"
+        return "explicit matmuls"
     return "SDPA with a dense mask" if documents or windowed or 1 < queries < keys else "SDPA"
 
 
@@ -255,7 +255,7 @@ def _banded(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> Tensor:
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute attention under a mask (B or 1, 1, T, S), by SDPA or by plain products with a group's heads stacked."""
+    """Compute attention under a mask (B or 1, 1, T, S), by SDPA or by explicit matmuls with a group's heads stacked."""
     shape, (heads, length, size) = q.shape, q.shape[1:]
     shared, keys = k.shape[1:3]
     if not _short(q.device, q.dtype, keys):
@@ -335,8 +335,8 @@ BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]] = {
     "SDPA (cuDNN)": _sdpa,  # which PyTorch then prefers
     "SDPA with a dense mask": _dense,
     "SDPA in bands": _banded,
-    "plain products": _dense,
-    "plain products in bands": _banded,
+    "explicit matmuls": _dense,
+    "explicit matmuls in bands": _banded,
     "FlexAttention": _flex,
     "PyTorch's varlen": partial(_varlen, None),
     "FlashAttention 2": partial(_flash, 2),

@@ -101,7 +101,7 @@ def test_products_are_those_that_pytorch_counts(diff: dict[str, object]) -> None
     ],
 )
 def test_attention_counts_what_is_seen(diff: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counter's plain products (bfloat16, short rows) attend to all pairs, of which causality leaves half."""
+    """The counter's explicit matmuls (bfloat16, short rows) attend to all pairs, of which causality leaves half."""
     monkeypatch.setattr("caddie.ops.products.BFLOAT16_ON_CPU", True)
     gpt = SMALL.but(diff)
     layers = sum(gpt.blocks[layer].attention is not None for layer in range(gpt.depth))

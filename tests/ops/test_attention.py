@@ -100,7 +100,7 @@ def test_bands_are_exact(dtype: torch.dtype, documents: bool, chunks: int) -> No
     visible = Visibility(4 * chunks, 4 * chunks, layout(2, 4 * chunks, chance=0.1) if documents else None, 4)
     qkv = tensors(2, 4, 2, 4 * chunks, 4 * chunks, 8, dtype)
     name = choose(CPU, dtype, 8, 4 * chunks, 4 * chunks, documents, 4)
-    assert name == ("SDPA in bands" if dtype == torch.float64 else "plain products in bands")
+    assert name == ("SDPA in bands" if dtype == torch.float64 else "explicit matmuls in bands")
     agrees(attention, visible, qkv, 1e-9 if dtype == torch.float64 else 0.05)
 
 
@@ -111,7 +111,7 @@ def test_half_precision_attends_the_same_on_both_paths(
 ) -> None:
     monkeypatch.setattr(attend, "SHORT_ROW", short_row)
     assert choose(CPU, torch.bfloat16, 6, 9, 9, documents, None) == (
-        "plain products" if short_row else "SDPA with a dense mask" if documents else "SDPA"
+        "explicit matmuls" if short_row else "SDPA with a dense mask" if documents else "SDPA"
     )
     visible = Visibility(9, 9, layout(2, 9) if documents else None)
     agrees(attention, visible, tensors(2, 4, 2, 9, 9, 6, torch.bfloat16), 0.05)

@@ -303,6 +303,6 @@ def test_a_compiler_that_is_broken_at_a_later_shape_is_left_too(
 
 
 def test_the_choice_is_shown() -> None:
-    event = {"precision": "bfloat16", "threads": 2, "compiled": False, "attention": "plain products"}
-    assert start_line(event) == "bfloat16, 2 threads, not compiled, attention by plain products"
+    event = {"precision": "bfloat16", "threads": 2, "compiled": False, "attention": "explicit matmuls"}
+    assert start_line(event) == "bfloat16, 2 threads, not compiled, attention by explicit matmuls"
     assert start_line({**event, "threads": 1, "compiled": True, "attention": ""}) == "bfloat16, 1 thread, compiled"
