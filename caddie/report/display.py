@@ -248,8 +248,9 @@ class Display(Progress):
             self._file = None
         self._live.refresh()
         self._task = None
-        line = f"{self._phase or 'work':<{_PHASE_WIDTH}}{self.now() - self._began:8,.1f} s"
-        self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
+        if self._phase:
+            line = f"{self._phase:<{_PHASE_WIDTH}}{self.now() - self._began:8,.1f} s"
+            self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())
 
 
 class _Lasting:

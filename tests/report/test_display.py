@@ -552,6 +552,7 @@ def test_work_without_a_phase_is_shown_on_a_terminal(terminal: Terminal) -> None
     shown = terminal.getvalue()
     assert "timing 12 labels" in shown
     assert "work" in shown
+    assert "0.0 s" not in shown, "only a phase ends with its time"
     assert "train" not in shown
 
 
