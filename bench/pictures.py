@@ -5,7 +5,8 @@
 `architecture.svg`: the folders in the page's order, each with the first sentence of its docstring; the arrows are the
 imports found in the code, less those that a chain of other arrows implies. `run.svg`: the stages of a run. `demo.svg`:
 the table of a real `make demo`, kept in `demo.txt`. `rivals.svg`: bits per byte of caddie, other programs and
-compressors, from the rows of `bench/rivals.py` and `bench/compressors.py` (`rival_chart.py`).
+compressors, from the rows of `bench/rivals.py` and `bench/compressors.py` (`rival_chart.py`). `ladder.svg`: the twins
+of the records by their public scores, from the rows of `studies/ladder` (`ladder_chart.py`).
 """
 
 import ast
@@ -18,6 +19,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from ladder_chart import draw_ladder
 from rival_chart import draw_rivals
 from svg import box, picture, words
 
@@ -303,6 +305,7 @@ PICTURES = {
     "run.svg": draw_run,
     "demo.svg": draw_demo,
     "rivals.svg": draw_rivals,
+    "ladder.svg": draw_ladder,
 }
 """Each picture by its file."""
 

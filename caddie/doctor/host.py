@@ -92,6 +92,6 @@ def compile_cache(variables: Mapping[str, str]) -> Path:
     try:
         user = getpass.getuser()
     except (KeyError, ImportError, OSError):  # a container's user without a name
-        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+        user = f"uid_{os.getuid()}" if os.name == "posix" else "unknown_user"
     user = re.sub(r'[\\/:*?"<>|]', "_", user)
     return Path(tempfile.gettempdir()) / f"torchinductor_{user}"

@@ -22,9 +22,15 @@ SAME_SCORER = {
     "307229879c9d7103b5570f11d49fdb75cfc862772e3563c255036dcb2f1729f4",
     "023dbacc17a9ed758cac1c9f3529dedadbdc4821e3d3123c32854f93198c0721":
     "25f2de576ef5acf2d47d34a3dc9bbb7ed43eed211f3637b7b31b7fc451c8785f",
+    "0bc8f1726ab34230f3d6491f2016d800b6aacf2dd5fb8583e123bbdf712ecfa9":
+    "25f2de576ef5acf2d47d34a3dc9bbb7ed43eed211f3637b7b31b7fc451c8785f",
+    "a91801de1ff4867b2fc441b9e094e49473b30b19d2050ef213aa3ddf026a10f5":
+    "676f5c82b2f72f2982a194d4bfd344442a9c2c8772dbc4677cb7a8c5d2bdb127",
+    "4d4153e26a62fca2a206e6eff3e2c9574016b8a73f158b45c33c93e871470a1e":
+    "676f5c82b2f72f2982a194d4bfd344442a9c2c8772dbc4677cb7a8c5d2bdb127",
 }  # fmt: skip
-"""Scorer to a later version that scored the same: of `scale_score` the base's files, of `scale_003` SwiGLU's of
-seed 2 (docs/log.md)."""
+"""Scorer to another version that scored the same: of `scale_score` the base's files, of `scale_003` SwiGLU's of seed 2,
+of `scale` the base's of seed 4, of `ladder` five rungs' of seed 2 (docs/log.md)."""
 
 
 def whole(folder: Path) -> bool:
@@ -117,10 +123,17 @@ def test_what_was_found_is_what_the_results_say(told: dict[str, Any]) -> None:
 def test_the_results_page_has_their_verdicts() -> None:
     page = "\n".join(path.read_text() for path in (ROOT / "docs" / "results").glob("*-studies.md"))
     for folder in KEPT:
-        if folder.name == "recipes":  # whose diffs are whole recipes; it has a page of its own
+        if folder.name in ("recipes", "ladder"):  # whose diffs are whole recipes; they have pages of their own
             continue
         verdicts = (folder / "report.md").read_text().partition("## Verdicts")[2].partition("\n## ")[0].strip()
         assert verdicts in page, f"docs/results lacks the verdicts of {folder.name}"
+
+
+def test_the_ladder_s_page_has_its_order_and_its_means() -> None:
+    (path,) = (ROOT / "docs" / "results").glob("*-ladder.md")
+    report = (ROOT / "studies" / "ladder" / "report.md").read_text()
+    for name in ("Order of the public scores", "Leaderboard"):
+        assert report.partition(f"## {name}")[2].partition("\n## ")[0].strip() in path.read_text()
 
 
 def test_the_recipes_page_has_their_means() -> None:
@@ -159,11 +172,16 @@ def differences(folder: Path) -> list[float | None]:
     rows = read_rows(folder / RESULTS)
     facts = findings(json.loads((folder / "study.json").read_text()), rows)
     scored = {(row["label"], row["seed"]): row["bits_per_byte"] for row in rows if row["bits_per_byte"] is not None}
+    against = {one["label"]: one["against"] for one in facts["verdicts"]}
+    rivals = {
+        (label, seed): [rival for rival in {"base", against.get(label, "base")} if (rival, seed) in scored]
+        for label, seed in scored
+    }
     return [
         *(one["difference"] for one in facts["verdicts"]),
         *(one["claim"]["difference"] for one in facts["verdicts"] if one["claim"]),
         *(row["spearman"] for row in (facts["early"] or {"rows": []})["rows"]),
-        *(bits - scored["base", seed] for (_, seed), bits in scored.items() if ("base", seed) in scored),
+        *(bits - scored[rival, seed] for (label, seed), bits in scored.items() for rival in rivals[label, seed]),
     ]
 
 
