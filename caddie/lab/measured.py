@@ -125,20 +125,14 @@ def run_money(row: Row, price: float, seconds: float) -> float:
     """Return the price of these seconds of a run; runs that share a machine without a GPU share its price."""
     if not str(row.get("device")).startswith("cpu"):
         return cost(seconds, row.get("world") or 1, price)
-    workers = row.get("workers")
-    return cost(seconds, 1, price / (workers if isinstance(workers, int) and workers > 0 else 1))
-
-
-def _cores(row: Row) -> float:
-    """Return the threads of all processes of a run, 1 where they are not known."""
-    threads, world = ((row[name] if is_finite(row.get(name)) else 0) or 1 for name in ("threads", "world"))
-    return threads * world
+    return cost(seconds, 1, price / max(1, row["workers"] if is_finite(row.get("workers")) else 1))
 
 
 def costs(done: Sequence[Row], price: float | None) -> dict[str, Any]:
     """Return runs, their seconds and core seconds, and the price of these; None without a price."""
     paid = None if price is None else math.fsum(run_money(row, price, spent(row)) for row in done)
-    core_seconds = math.fsum(spent(row) * _cores(row) for row in done)
+    cores = [math.prod(row[name] for name in ("threads", "world") if is_finite(row.get(name))) for row in done]
+    core_seconds = math.fsum(spent(row) * each for row, each in zip(done, cores, strict=True))
     return {"runs": len(done), "seconds": math.fsum(map(spent, done)), "core_seconds": core_seconds, "money": paid}
 
 

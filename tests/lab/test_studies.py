@@ -172,16 +172,13 @@ def differences(folder: Path) -> list[float | None]:
     rows = read_rows(folder / RESULTS)
     facts = findings(json.loads((folder / "study.json").read_text()), rows)
     scored = {(row["label"], row["seed"]): row["bits_per_byte"] for row in rows if row["bits_per_byte"] is not None}
-    against = {one["label"]: one["against"] for one in facts["verdicts"]}
-    rivals = {
-        (label, seed): [rival for rival in {"base", against.get(label, "base")} if (rival, seed) in scored]
-        for label, seed in scored
-    }
+    rivals = {one["label"]: one["against"] for one in facts["verdicts"]}
+    paired = [(key, (rivals.get(key[0], "base"), key[1])) for key in scored]
     return [
         *(one["difference"] for one in facts["verdicts"]),
         *(one["claim"]["difference"] for one in facts["verdicts"] if one["claim"]),
         *(row["spearman"] for row in (facts["early"] or {"rows": []})["rows"]),
-        *(bits - scored[rival, seed] for (label, seed), bits in scored.items() for rival in rivals[label, seed]),
+        *(scored[key] - scored[rival] for key, rival in paired if rival in scored),
     ]
 
 
