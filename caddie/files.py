@@ -144,7 +144,8 @@ def process_name(number: int) -> str:
     import psutil
 
     try:  # in ticks since the system began: psutil adds the wall clock to them
-        start = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19])
+        state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        start = 0 if state == "Z" else int(fields[18])  # a container without an init keeps zombies
     except (OSError, ValueError, IndexError):
         start = round(psutil.Process(number).create_time()) if psutil.pid_exists(number) else 0
     return f"{_pid_namespace()}.{number}-{start}"

@@ -16,6 +16,7 @@ from caddie.files import (
     check_new_folder,
     expanded,
     making,
+    process_name,
     read_file,
     replacing,
     unfinished,
@@ -157,3 +158,15 @@ def test_a_place_that_takes_no_new_file_is_refused_before_the_work(
     for check in (check_new_file, check_new_folder):
         with pytest.raises(UserError, match=rf"{tmp_path.name} cannot be written to; name another place with --out"):
             check(tmp_path / "new")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_process_that_nobody_waited_for_has_ended() -> None:
+    """In a container without an init a killed process stays as a zombie."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    stat = Path(f"/proc/{process.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    assert process_name(process.pid).endswith(f".{process.pid}-0")
+    process.wait()
+    assert not process_name(os.getpid()).endswith("-0")

@@ -336,8 +336,10 @@ def _executor(on: str, workers: int, gpus: int, cores: int) -> Executor:
         if workers > 1:
             raise UserError("--workers is not for Ray, where as many runs as fit go at once; give --cores and --gpus")
         return Cluster(place, cores_each=cores, gpus_each=gpus)
-    if on != "local" or cores:
-        raise UserError("runs go --on local, ray[:ADDRESS] or slurm[:PARTITION]; --cores is for the latter two")
+    if on != "local":
+        raise UserError(f"--on takes local, ray[:ADDRESS] or slurm[:PARTITION], not {on}")
+    if cores:
+        raise UserError("--cores is for --on ray and --on slurm; leave it out")
     return Local(workers, gpus)
 
 

@@ -130,7 +130,7 @@ def until(holds: Callable[[], object], seconds: float = 300.0) -> None:
         (["--status"], "tiny was not begun here"),
         (["--background"], "odd: "),
         (["--background", "--data", "none.jsonl"], "none.jsonl"),
-        (["--background", "--on", "nowhere"], "runs go --on local"),
+        (["--background", "--on", "nowhere"], "--on takes local"),
         (["--fraction", "0"], "0<x<=1"),
     ],
 )

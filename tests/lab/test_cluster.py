@@ -205,8 +205,8 @@ def test_engines_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--on", "mars"], "runs go --on local, ray"),
-        (["--cores", "2"], "--cores is for the latter two"),
+        (["--on", "mars"], "--on takes local, ray[:ADDRESS] or slurm[:PARTITION], not mars"),
+        (["--cores", "2"], "--cores is for --on ray and --on slurm"),
         (["--on", "ray", "--workers", "2"], "--workers is not for Ray"),
         (["--on", "slurm"], "Slurm must be told what a run takes"),
     ],
