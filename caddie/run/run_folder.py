@@ -299,8 +299,7 @@ def _check_agreement(folder: Path, facts: object, ranks: Ranks) -> None:
 def _check_alone(folder: Path, files: Sequence[UserFile]) -> None:
     """Raise `UserError` for a user's file that does not run in a sandbox, as verification requires."""
     paths = [(folder / PARTS / file.path.name).absolute() for file in files]
-    command = ["-c", _RUN_FILES, *map(str, paths)]
-    ended = run_in_sandbox(command, readable=paths, memory_bytes=_CHECK_BYTES, seconds=_CHECK_SECONDS)
+    ended = run_in_sandbox(_RUN_FILES, *paths, readable=paths, memory_bytes=_CHECK_BYTES, seconds=_CHECK_SECONDS)
     if ended.returncode or ended.stopped:
         lines = ended.stderr.decode(errors="replace").strip().splitlines() or [f"status {ended.returncode}"]
         why = ended.stopped or lines[-1].rpartition("UserError: ")[2]

@@ -77,14 +77,10 @@ def found_with(base: ScoredText, reference: Reference, text_bytes: int, places: 
     return float(1.0 - (1.0 - share) ** places)
 
 
-def percent(probability: float) -> str:
-    """Return a probability in percent, rounded down so that it never becomes a hundred."""
-    return f"{min(math.floor(1000 * probability) / 10, 99.9):.1f} %"
-
-
 def power(found: float, seconds: float, decides: bool) -> tuple[bool | None, str]:
     """Return None if a search that `decides` finds a leak of `GAIN` too rarely, else True; and its power in words."""
-    said = f"a leak of {GAIN} bits per byte in this text is found with {percent(found)}"
+    percent = min(math.floor(1000 * found) / 10, 99.9)  # rounded down, and never a hundred
+    said = f"a leak of {GAIN} bits per byte in this text is found with {percent:.1f} %"
     if found >= DECIDES or not decides:
         return True, said
     needed = seconds * math.log1p(-DECIDES) / math.log1p(-max(found, 1e-6))

@@ -55,8 +55,8 @@ class ScorerServer:
         self._control, theirs = socket.socketpair()
         stack.callback(self._control.close)
         with theirs:
-            command = ["-c", _COMMAND, *map(str, paths)]
-            self.sandboxed = stack.enter_context(open_sandbox(command, readable=paths, stdin=theirs.fileno()))
+            sandbox = open_sandbox(_COMMAND, *paths, readable=paths, stdin=theirs.fileno())
+            self.sandboxed = stack.enter_context(sandbox)
         self.close = weakref.finalize(self, stack.close)
         """End all its processes."""
         if not self.sandboxed.isolated:  # then a scorer may see this process

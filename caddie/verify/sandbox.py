@@ -71,16 +71,17 @@ class Sandboxed:
     """True if it has neither network nor disk."""
     isolation: str
     """Sentence that describes the isolation, or what the system refused."""
-    others: frozenset[int]
-    """Processes that were there before, none of which is its child."""
+    others: set[int]
+    """Processes that were there before and still are; none of them is its child."""
 
     def resident_bytes(self) -> int:
         """Return the memory of the process, its children and the launcher.
 
         `others` are not read: the files of a thousand processes would take 30 ms at each look.
         """
-        parents, sizes = {}, {}
-        for number in set(psutil.pids()) - self.others:
+        parents, sizes, numbers = {}, {}, set(psutil.pids())
+        self.others.intersection_update(numbers)  # a child may get the number of one that has ended
+        for number in numbers - self.others:
             with suppress(psutil.Error):  # it may have ended meanwhile
                 process = psutil.Process(number)
                 parents[number], sizes[number] = process.ppid(), process.memory_info().rss
@@ -92,22 +93,24 @@ class Sandboxed:
 
 
 @contextmanager
-def open_sandbox(command: Sequence[str], *, readable: Iterable[Path] = (), stdin: int = PIPE) -> Iterator[Sandboxed]:
-    """Start `python COMMAND` where it can read `readable` and nothing else; kill all its processes in the end.
+def open_sandbox(
+    code: str, *arguments: object, readable: Iterable[Path] = (), stdin: int = PIPE
+) -> Iterator[Sandboxed]:
+    """Start `python -c CODE ARGUMENTS` where it can read `readable` and nothing else; kill its processes in the end.
 
-    `readable` are files or folders; the working folder is the root, so `command` names them by absolute paths. `stdin`
-    is its standard input, as for `Popen`; both outputs are pipes. Of this environment it gets only `PATH`, `LANG`
-    and `OMP_NUM_THREADS`. Even a plain process can neither make a file longer nor leave a core dump. Raises
+    `readable` are files or folders; the working folder is the root, so paths among the `arguments` must be absolute.
+    `stdin` is its standard input, as for `Popen`; both outputs are pipes. Of this environment it gets only `PATH`,
+    `LANG` and `OMP_NUM_THREADS`. Even a plain process can neither make a file longer nor leave a core dump. Raises
     `UserError` if a path cannot be read or no process can be started, and `NoSandbox` on Windows.
     """
-    paths = [str(absolute(path)) for path in readable]
+    command, paths = [code, *map(str, arguments)], [str(absolute(path)) for path in readable]
     if getattr(os, "fork", None) is None:
         raise NoSandbox("this system has no sandbox; verify the file on Linux or macOS, or in WSL")
     if absent := [path for path in paths if not os.access(path, os.R_OK)]:
         raise UserError(f"cannot read {absent[0]}; the sandbox needs it")
     on_linux = sys.platform == "linux"
     levels, reason = ([CLOSED, OFFLINE, PLAIN], "") if on_linux else ([PLAIN], "more needs Linux")
-    others = frozenset(psutil.pids())
+    others = set(psutil.pids())
     for level in levels:
         process, report = _launch(level, paths, command, stdin)
         with process:
@@ -121,12 +124,12 @@ def open_sandbox(command: Sequence[str], *, readable: Iterable[Path] = (), stdin
                 return
             finally:
                 _kill(process)
-    raise UserError(f"cannot start a process of its own for {' '.join(command)}: {reason}")
+    raise UserError(f"cannot start a process of its own for -c {' '.join(command)}: {reason}")
 
 
 def run_in_sandbox(
-    command: Sequence[str],
-    *,
+    code: str,
+    *arguments: object,
     readable: Iterable[Path] = (),
     stdin: bytes = b"",
     memory_bytes: int,
@@ -134,7 +137,7 @@ def run_in_sandbox(
     output_bytes: int = 64 * _MIB,
     watch: Callable[[bytes], object] | None = None,
 ) -> Outcome:
-    """Run `python COMMAND` (as in `["-m", "caddie", "verify", ...]`) in a sandbox to its end: see `open_sandbox`.
+    """Run `python -c CODE ARGUMENTS` in a sandbox to its end: see `open_sandbox`.
 
     `memory_bytes` limits the resident memory of the process and its children together, `seconds` the wall-clock time,
     and `output_bytes` standard output and standard error each; over a limit, all its processes are killed. Twenty
@@ -143,7 +146,7 @@ def run_in_sandbox(
     """
     peak_bytes, limit, done = 0, None, False
     wrote_too_much = f"wrote more than {output_bytes / _MIB:,.3g} MiB"
-    with open_sandbox(command, readable=readable) as sandboxed:
+    with open_sandbox(code, *arguments, readable=readable) as sandboxed:
         process, end = sandboxed.process, time.monotonic() + seconds
         # At its timeout, `communicate` would forget the input that it has not sent yet.
         pipe, process.stdin = process.stdin, None
@@ -196,8 +199,7 @@ def _launch(level: str, readable: Sequence[str], command: Sequence[str], stdin: 
     """Start the process. Return it and the launcher's report: `READY` as the command begins, or what was refused."""
     reading, writing = os.pipe()
     paths = {path: os.path.realpath(path) for path in [*runtime_paths(), *readable]}
-    begun = ["-c", _BEGIN + command[1], *command[2:]] if command[0] == "-c" else command
-    program = [sys.executable, "-P", "-s", "-B", *begun]
+    program = [sys.executable, "-P", "-s", "-B", "-c", _BEGIN + command[0], *command[1:]]
     arguments = [str(Path(__file__).absolute().parent), level, str(writing), json.dumps(paths), json.dumps(program)]
     with open(reading, encoding="utf-8") as report:
         try:

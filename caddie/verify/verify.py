@@ -144,7 +144,7 @@ def _probe_in_sandbox(
 ) -> tuple[list[Check], list[Caught]]:
     begin = time.perf_counter()
     outcome = run_in_sandbox(
-        ["-c", _COMMAND],
+        _COMMAND,
         readable=[Path(job["artifact"]), *map(Path, job["parts"])],
         stdin=json.dumps(job).encode(),
         memory_bytes=MEMORY_BYTES,

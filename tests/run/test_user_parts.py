@@ -110,6 +110,18 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(userfile, "_run", {})
 
 
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, caddie: Run) -> Run:
+    """A command as in a process of its own, which has run no file."""
+
+    def called(*arguments: object) -> Any:
+        monkeypatch.setattr(userfile, "_run", {})
+        userfile._executed.cache_clear()
+        return caddie(*arguments)
+
+    return called
+
+
 def config(path: Path) -> dict[str, Any]:
     return dict(json.loads(artifacts._read(path).sections["config"]))
 
@@ -143,14 +155,13 @@ def test_an_optimizer_is_not_needed_to_read(runs: Path) -> None:
 
 
 def test_the_file_must_be_given_and_be_the_one(
-    runs: Path, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caddie: Run
+    runs: Path, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Run
 ) -> None:
     artifact, mine, other = runs / "reading" / "artifact.caddie", runs / "mine.py", tmp_path / "mine.py"
     other.write_text(MINE + "# changed\n")
 
     def refused(*arguments: object) -> str:
-        monkeypatch.setattr(userfile, "_run", {})
-        ended = caddie("sample", *arguments)
+        ended = anew("sample", *arguments)
         assert (ended.status, ended.out, ended.err.count("\n")) == (2, "", 1), ended.err
         return str(ended.err)
 
@@ -163,15 +174,12 @@ def test_the_file_must_be_given_and_be_the_one(
     assert "no file" in refused(artifact, "--parts", tmp_path / "none.py")
     assert f"needs no file of a user's; leave out --parts {mine}" in refused(tiny_run.artifact, "--parts", mine)
     for more, end in (((), "add --parts"), (("--parts", mine), str(tmp_path / "written"))):
-        monkeypatch.setattr(userfile, "_run", {})
-        ended = caddie("export", artifact, "--to", "safetensors", "--out", tmp_path / "written", *more)
+        ended = anew("export", artifact, "--to", "safetensors", "--out", tmp_path / "written", *more)
         assert (ended.status, end in f"{ended.err}{ended.out}") == (0 if more else 2, True)
     monkeypatch.setenv("FAIL", "1")
-    userfile._executed.cache_clear()
     assert "does not run: ValueError: as asked" in refused(artifact, "--parts", mine)
     monkeypatch.delenv("FAIL")
-    monkeypatch.setattr(userfile, "_run", {})
-    assert caddie("sample", artifact, "--tokens", 2, "--parts", mine).status == 0
+    assert anew("sample", artifact, "--tokens", 2, "--parts", mine).status == 0
     monkeypatch.setattr(userfile, "_run", {})
     assert load_tokenizer(artifact).vocabulary == 257, "the tokenizer needs no file"
 
@@ -205,20 +213,16 @@ def test_classes_of_another_file_do_not_pass_for_those_named(runs: Path, tmp_pat
     load(artifact)
 
 
-def test_packing_a_run_again_takes_its_file(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caddie: Run
-) -> None:
+def test_packing_a_run_again_takes_its_file(runs: Path, tmp_path: Path, anew: Run) -> None:
     """The copy in the folder is named, not run: the folder may be a stranger's."""
     folder, copy = tmp_path / "run", tmp_path / "run" / "parts" / "mine.py"
     shutil.copytree(runs / "reading", folder)
-    monkeypatch.setattr(userfile, "_run", {})
-    ended = caddie("pack", folder)
+    ended = anew("pack", folder)
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     assert f"{folder} needs mine.py" in ended.err
     assert f"--parts {copy}" in ended.err
     (folder / "artifact.caddie").unlink()
-    userfile._executed.cache_clear()
-    ended = caddie("pack", folder, "--parts", copy, "--json")
+    ended = anew("pack", folder, "--parts", copy, "--json")
     assert ended.status == 0, ended.err
     assert (folder / "artifact.caddie").read_bytes() == (runs / "reading" / "artifact.caddie").read_bytes()
     assert f"--parts {copy}" in json.loads(ended.out)["next"][0]
@@ -226,45 +230,34 @@ def test_packing_a_run_again_takes_its_file(
 
 @pytest.mark.usefixtures("one_process", "alive_once", "unprobed")
 def test_a_run_is_done_again_with_its_file(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caddie: Run
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Run
 ) -> None:
     folder, copy = tmp_path / "run", tmp_path / "run" / "parts" / "mine.py"
     shutil.copytree(runs / "optimizer", folder)
     monkeypatch.setattr("caddie.run.run.check_settings_matter", lambda recipe: None)
     monkeypatch.setattr("caddie.run.dead_settings.check_settings_matter", lambda recipe: None)
     for verb in ("replay", "train"):
-
-        def again(*more: object, verb: str = verb) -> Any:
-            monkeypatch.setattr(userfile, "_run", {})
-            userfile._executed.cache_clear()
-            return caddie(verb, folder, "--out", tmp_path / verb, "--quiet", "--json", *more)
-
-        ended = again()
+        again = (verb, folder, "--out", tmp_path / verb, "--quiet", "--json")
+        ended = anew(*again)
         assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
         assert f"{folder} needs mine.py" in ended.err
         assert f"--parts {copy}" in ended.err
-        ended = again("--parts", copy)
+        ended = anew(*again, "--parts", copy)
         assert ended.status == 0, ended.err
         assert (tmp_path / verb / "parts" / "mine.py").read_text() == MINE
         if verb == "replay":
             facts = json.loads(ended.out)
             assert (facts["identity_promised"], facts["identical"], facts["causes"]) == (True, True, [])
-    ended = caddie("train", "tiny", "--parts", copy, "--quiet")
+    ended = anew("train", "tiny", "--parts", copy, "--quiet")
     assert f"tiny needs no file of a user's; leave out --parts {copy}" in ended.err
 
 
 def test_runs_are_compared_and_ablated_with_their_files(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caddie: Run
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Run
 ) -> None:
     copies = [runs / name / "parts" / "mine.py" for name in ("optimizer", "reading")]
     other = tmp_path / "other.py"
     other.write_text("x = 1\n")
-
-    def called(*arguments: object) -> Any:
-        monkeypatch.setattr(userfile, "_run", {})
-        userfile._executed.cache_clear()
-        return caddie(*arguments)
-
     studies: list[Any] = []
     monkeypatch.setattr("caddie.cli.study._run", lambda study, *_, **__: studies.append(study) or 0)
     for command in (
@@ -274,28 +267,22 @@ def test_runs_are_compared_and_ablated_with_their_files(
         ("ablate", runs / "reading"),
         ("sweep", runs / "reading", "train.optimizers.scalar.lr=0.02,0.03"),
     ):
-        ended = called(*command)
+        ended = anew(*command)
         assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
         assert "add --parts " in ended.err
-        ended = called(*command, "--parts", copies[1])
+        ended = anew(*command, "--parts", copies[1])
         assert ended.status == 0, ended.err
-        ended = called(*command, "--parts", copies[1], "--parts", other)
+        ended = anew(*command, "--parts", copies[1], "--parts", other)
         assert (ended.status, ended.err.count("\n")) == (2, 1), ended.err
         assert f"{other} is another file" in ended.err or f"leave out --parts {other}" in ended.err
     assert [study.name.split("-")[0] for study in studies] == ["ablate", "sweep"]
-    assert f"tiny needs no file of a user's; leave out --parts {other}" in called("diff", "tiny", "--parts", other).err
+    assert f"tiny needs no file of a user's; leave out --parts {other}" in anew("diff", "tiny", "--parts", other).err
 
 
-def test_the_doctor_takes_a_run_with_its_file(runs: Path, monkeypatch: pytest.MonkeyPatch, caddie: Run) -> None:
+def test_the_doctor_takes_a_run_with_its_file(runs: Path, anew: Run) -> None:
     run, copy = runs / "reading", runs / "reading" / "parts" / "mine.py"
-
-    def called(*more: object) -> Any:
-        monkeypatch.setattr(userfile, "_run", {})
-        userfile._executed.cache_clear()
-        return caddie("doctor", run, "--quick", *more)
-
-    assert "add --parts " in called().err
-    ended = called("--parts", copy)
+    assert "add --parts " in anew("doctor", run, "--quick").err
+    ended = anew("doctor", run, "--quick", "--parts", copy)
     assert (ended.status in (0, 1), ended.err) == (True, "")  # by what else is done on this machine
     assert "GO: " in ended.out
     assert not isinstance(pace.measured(str(run), (), [copy], 1, lambda: None), str), "its steps are timed"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from waiting_scorer import WAITS
 
-from caddie.pack.artifact import Artifact, load
+from caddie.pack.artifact import Artifact
 from caddie.score import ChunkSGD, DocumentLoRA, Scoring, Window
 from caddie.score.ttt_sgd import SGD
 from caddie.verify.black_box import LoopScorer, ScoredText, fingerprint
@@ -25,16 +25,6 @@ from caddie.verify.probe_text import WHOLE_BYTES, excerpts, in_order_from, libra
 from caddie.verify.probes import PROBES
 
 BOS = 256
-
-
-@pytest.fixture(scope="module")
-def artifact(tiny_run: Any) -> Artifact:
-    """A packed artifact with random weights of some size."""
-    loaded = load(tiny_run.artifact)
-    chance = torch.Generator().manual_seed(0)
-    for parameter in loaded.model.parameters():
-        parameter.requires_grad_(False).add_(0.2 * torch.randn(parameter.shape, generator=chance))
-    return loaded
 
 
 def case(artifact: Artifact, scoring: Scoring | None = None, length: int = 384) -> ProbeCase:
@@ -51,33 +41,15 @@ def test_what_is_settled_if_windows_are_independent() -> None:
     # Windows of three predictions; token 4 is the target of prediction 3 and an input of the second window alone.
     base = scored(9, context=np.array([0, 0, 0, 3, 3, 3, 6, 6, 6]))
     assert must_not_change(base, np.array([4])).tolist() == [True, True, True, False, False, False, True, True, True]
-    assert must_not_change(base, np.array([4]), own=1).tolist() == [
-        True,
-        True,
-        True,
-        True,
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    kept = [True] * 4 + [False] * 2 + [True] * 3
+    assert must_not_change(base, np.array([4]), own=1).tolist() == kept
     assert must_not_change(base, np.array([3])).tolist() == [True, True, False, False, False, False, True, True, True]
 
 
 def test_what_is_settled_if_chunks_of_windows_are_learnt() -> None:
     base = scored(9, context=np.array([0, 0, 0, 3, 3, 3, 6, 6, 6]), step=np.repeat([0, 1], [6, 3]), learns=True)
-    assert must_not_change(base, np.array([2]), own=1).tolist() == [
-        True,
-        True,
-        False,
-        True,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    kept = [True, True, False, True, True, True, False, False, False]
+    assert must_not_change(base, np.array([2]), own=1).tolist() == kept
     assert must_not_change(base, np.array([8]), own=1).tolist() == [True] * 8 + [False]
 
 

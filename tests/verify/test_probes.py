@@ -880,38 +880,25 @@ def test_what_is_asked_wrongly_is_said_at_once(
     assert says in ended.err
 
 
-@pytest.mark.parametrize("verb", ["score", "verify"])
+NO_SCORERS = {
+    "": "Invalid value for '--scorer': it is empty; name a class in a Python file, as FILE.py:NAME;",
+    "/dev/null": "/dev/null is not a regular file; name a Python file, as FILE.py or FILE.py:NAME",
+    "missing.py:Mine": "no file missing.py in ",
+}
+
+
 @pytest.mark.parametrize(
-    ("scorer", "says"),
+    ("verb", "scorer", "says"),
     [
-        ("", "Invalid value for '--scorer': it is empty; name a class in a Python file, as FILE.py:NAME;"),
-        ("/dev/null", "/dev/null is not a regular file; name a Python file, as FILE.py or FILE.py:NAME"),
-        ("missing.py:Mine", "no file missing.py in "),
+        *((verb, *given) for verb in ("score", "verify") for given in NO_SCORERS.items()),
+        ("verify", "known_bad:slut", "no known-bad example slut (did you mean slot?); there are "),
+        ("verify", "known_bad:", "known_bad: names no example; there are smear, "),
+        ("score", "known_bad:slot", "Invalid value for '--scorer': known_bad:NAME is for verify alone; name a class"),
     ],
 )
-def test_a_scorer_that_is_no_file_is_told_before_the_artifact_is_read(
+def test_a_scorer_that_there_is_not_is_told_before_the_artifact_is_read(
     verb: str, scorer: str, says: str, caddie: Callable[..., Any]
 ) -> None:
     ended = caddie(verb, "nowhere.caddie", "--scorer", scorer)
-    assert ended.status == 2
-    assert says in ended.err
-
-
-@pytest.mark.parametrize(
-    ("verb", "name", "says"),
-    [
-        ("verify", "slut", "no known-bad example slut (did you mean slot?); there are "),
-        ("verify", "", "known_bad: names no example; there are smear, "),
-        (
-            "score",
-            "slot",
-            "Invalid value for '--scorer': known_bad:NAME is for verify alone; name a class of",
-        ),
-    ],
-)
-def test_an_example_that_there_is_not_is_told_before_the_artifact_is_read(
-    verb: str, name: str, says: str, caddie: Callable[..., Any]
-) -> None:
-    ended = caddie(verb, "nowhere.caddie", "--scorer", f"known_bad:{name}")
     assert ended.status == 2
     assert says in ended.err

@@ -17,7 +17,7 @@ import torch
 from caddie.errors import CheckFailed, UserError
 from caddie.pack.artifact import Artifact, load
 from caddie.score import Layout, Score, Scorer, Scoring, Step, Text, Window, score
-from caddie.verify import channel, sandbox, scorer_process
+from caddie.verify import channel, scorer_process
 from caddie.verify import remote_scorer as module
 from caddie.verify.remote_scorer import OPEN_END, RemoteLearner, RemoteScorer, RemoteTokens, open_scorer, scorer_server
 
@@ -365,11 +365,9 @@ def test_neither_shared_memory_nor_an_open_file_outlives_a_scorer(artifact: Arti
 
 @pytest.mark.long
 def test_without_seccomp_a_sandbox_of_its_own_keeps_state_apart(
-    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifact: Artifact, tmp_path: Path, refuse: Callable[..., None]
 ) -> None:
-    before, enter = sandbox._LAUNCHER.split("from ")
-    patch = f"{before}\nimport sandbox_launcher as it\nit._REFUSED = {{}}\nfrom {enter}"
-    monkeypatch.setattr(sandbox, "_LAUNCHER", patch)
+    refuse("_REFUSED", "{}")
     (tmp_path / "mine.py").write_text(MARKS)
     scorer_server(artifact).close()
     try:
@@ -400,14 +398,8 @@ def test_it_has_the_threads_of_its_judge(threads: int, scored: Callable[..., Sco
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such setting")
-def test_where_there_is_no_sandbox_the_judge_hides_its_memory(
-    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = (
-        "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\nit._unshare = no\n"
-    )
-    before, enter = sandbox._LAUNCHER.split("from ")
-    monkeypatch.setattr(sandbox, "_LAUNCHER", f"{before}\n{refused}from {enter}")
+def test_where_there_is_no_sandbox_the_judge_hides_its_memory(artifact: Artifact, refuse: Callable[..., None]) -> None:
+    refuse("_unshare")
     server, get_dumpable = module.ScorerServer(artifact.path, artifact.sha256), 3
     try:
         server.connect().close()

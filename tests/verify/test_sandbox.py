@@ -39,8 +39,7 @@ PACKAGE = Path(module.__file__).parent.parent
 
 def run(code: str, *arguments: object, memory: int = 512 * MIB, seconds: float = 20.0, **settings: Any) -> Outcome:
     """`python -c CODE ARGUMENTS`, in the sandbox."""
-    command = ["-c", textwrap.dedent(code), *map(str, arguments)]
-    return run_in_sandbox(command, memory_bytes=memory, seconds=seconds, **settings)
+    return run_in_sandbox(textwrap.dedent(code), *arguments, memory_bytes=memory, seconds=seconds, **settings)
 
 
 def answer(outcome: Outcome) -> Any:
@@ -164,11 +163,9 @@ OUTLIVES = """
 
 @pytest.mark.long
 @pytest.mark.parametrize("refused", ["", "_unshare"])
-def test_nothing_can_be_left_for_a_later_process(
-    refused: str, namespaces: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_can_be_left_for_a_later_process(refused: str, namespaces: None, refuse: Callable[..., None]) -> None:
     if refused:  # seccomp needs no namespace
-        monkeypatch.setattr(module, "_LAUNCHER", refusing(refused))
+        refuse(refused)
     outcome = run(OUTLIVES)
     assert outcome.isolated == (not refused)
     found = answer(outcome)
@@ -177,20 +174,13 @@ def test_nothing_can_be_left_for_a_later_process(
     assert len(found) == 15
 
 
-def test_a_sandbox_without_seccomp_says_so(namespaces: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LAUNCHER", refusing("_REFUSED", "{}"))
+def test_a_sandbox_without_seccomp_says_so(namespaces: None, refuse: Callable[..., None]) -> None:
+    refuse("_REFUSED", "{}")
     outcome = run("")
     assert outcome.isolated
     machine = os.uname().machine
     said = f"without seccomp, so state may outlive a process: it is not known for {machine}"
     assert outcome.isolation.endswith(f"(Linux namespaces; {said})")
-
-
-def refusing(name: str, value: str = "no") -> str:
-    """The launcher with a step that the system refuses, or with another value."""
-    patch = "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\n"
-    before, enter = module._LAUNCHER.split("from ")
-    return f"{before}\n{patch}it.{name} = {value}\nfrom {enter}"
 
 
 def test_a_path_that_goes_up_is_read_in_a_closed_sandbox(namespaces: None, tmp_path: Path) -> None:
@@ -384,8 +374,8 @@ def test_each_kind_of_installation_runs_in_the_sandbox(kind: str, tmp_path: Path
         environment["PYTHONPATH"] = checkout
     code = """
         from caddie.verify.sandbox import run_in_sandbox
-        command = ["-c", "import torch, numpy, scipy, caddie.verify.verify; print('here')"]
-        print(run_in_sandbox(command, memory_bytes=4 << 30, seconds=120))
+        code = "import torch, numpy, scipy, caddie.verify.verify; print('here')"
+        print(run_in_sandbox(code, memory_bytes=4 << 30, seconds=120))
     """
     done = subprocess.run(
         [python, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, check=False
@@ -471,7 +461,7 @@ def test_a_plain_one_ends_with_its_children_too(marker: str, monkeypatch: pytest
 def test_it_does_not_outlive_who_asked_for_it(marker: str) -> None:
     code = f"""
         from caddie.verify.sandbox import run_in_sandbox
-        run_in_sandbox(["-c", "import time; time.sleep(60)", "{marker}"], memory_bytes=1 << 30, seconds=60)
+        run_in_sandbox("import time; time.sleep(60)", "{marker}", memory_bytes=1 << 30, seconds=60)
     """
     asked = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     try:
@@ -494,6 +484,22 @@ def test_too_much_memory_is_the_end_also_in_a_child() -> None:
     assert outcome.stopped == "it was stopped because it took more than 150 MiB of memory"
     assert outcome.returncode == 128 + signal.SIGKILL
     assert 150 * MIB < outcome.peak_bytes < 400 * MIB
+
+
+def test_a_child_with_the_number_of_a_process_that_ended_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "memory = bytearray(b'1') * (64 << 20); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        this: Any = SimpleNamespace(pid=os.getpid())
+        sandboxed = module.Sandboxed(process=this, isolated=True, isolation="", others={child.pid})
+        both = [os.getpid(), child.pid]
+        looks = []
+        for running in (both, both, [os.getpid()], both):  # the other process ends, its number returns
+            monkeypatch.setattr(psutil, "pids", lambda running=running: running)
+            looks.append(sandboxed.resident_bytes())
+        child.communicate(b"\n")
+    assert max(looks[:3]) + 32 * MIB < looks[3]
 
 
 @pytest.mark.long
@@ -546,12 +552,12 @@ def test_elsewhere_than_on_linux_it_is_plain_and_says_so(monkeypatch: pytest.Mon
     ],
 )
 def test_what_the_system_refuses_is_said(
-    refused: str, beginning: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
+    refused: str, beginning: str, refuse: Callable[..., None], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Each step is refused inside the launcher itself; the next lower one is taken."""
     if refused == "_build_root":
         request.getfixturevalue("namespaces")
-    monkeypatch.setattr(module, "_LAUNCHER", refusing(refused))
+    refuse(refused)
     (tmp_path / "beside").write_text("beside")
     code = """
         import json, socket, sys
@@ -678,7 +684,7 @@ def test_own_files_and_plain_work_are_not_seen() -> None:
 def test_pytorch_finds_no_library_there_that_needs_a_folder_to_write_to() -> None:
     """Dill, which comes with lm-evaluation-harness, asks for the folder of temporary files as it is imported."""
     program = "import sys, torch.utils.data; print(sys.modules['dill'])"
-    ended = run_in_sandbox(["-c", program], memory_bytes=4 << 30, seconds=60)
+    ended = run_in_sandbox(program, memory_bytes=4 << 30, seconds=60)
     assert (ended.stdout, ended.returncode) == (b"None\n", 0), ended.stderr
 
 

@@ -19,7 +19,7 @@ from caddie.data.documents import find
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, Layout, Scorer, Scoring, Step, Text, windows
 from caddie.score.ngram_tilt import NGramTilt
-from caddie.verify import readable_text, sandbox
+from caddie.verify import readable_text
 from caddie.verify.audited_score import _gain_at_ends, _use_of_lengths
 from caddie.verify.black_box import ScoredText
 from caddie.verify.changes import GAIN
@@ -40,16 +40,6 @@ ALL_SOURCES = readable_text._library_texts
 def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `score` look for the held-out text in six modules; in all that are installed it takes seconds."""
     monkeypatch.setattr("caddie.verify.readable_text._library_texts", library)
-
-
-@pytest.fixture(scope="module")
-def artifact(tiny_run: Any) -> Artifact:
-    """A packed artifact with random weights of some size."""
-    loaded = load(tiny_run.artifact)
-    chance = torch.Generator().manual_seed(0)
-    for parameter in loaded.model.parameters():
-        parameter.requires_grad_(False).add_(0.2 * torch.randn(parameter.shape, generator=chance))
-    return loaded
 
 
 def whole_of(
@@ -318,6 +308,18 @@ def test_a_scorer_that_puts_back_what_was_spliced_is_found(seed: int, artifact: 
 # A user's scorer, as `caddie score` runs it
 
 
+@pytest.fixture
+def score(tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """`caddie score` of an artifact and its own held-out text, with a user's scorer of which the source is given."""
+
+    def score(source: str, *options: str, data: Path = tiny_run.corpus) -> Any:
+        (tmp_path / "mine.py").write_text(source)
+        given = ("--data", data, "--scorer", tmp_path / "mine.py", "--quiet", *options)
+        return caddie("score", tiny_run.artifact, *given)
+
+    return score
+
+
 CHARGED = """
 from caddie.score import TokenScorer
 class Even(TokenScorer):
@@ -331,21 +333,14 @@ class Even(TokenScorer):
 @pytest.mark.long
 @pytest.mark.parametrize(("after", "status"), [(500, 1), (10**9, 0)])
 def test_a_score_of_a_users_scorer_is_audited(
-    after: int,
-    status: int,
-    tiny_run: Any,
-    caddie: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    after: int, status: int, score: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if status:  # else drawn text would find it first
         monkeypatch.setattr("caddie.verify.audited_score._drawn", lambda *given: "")
-    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", str(after)))
-    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet", "--json")
-    ended = caddie("score", tiny_run.artifact, *data)
+    ended = score(WAITS.replace("AFTER", str(after)), "--json")
     assert ended.status == status, ended.err
     if status:
-        assert "waits.py: with another text from token" in ended.err
+        assert "mine.py: with another text from token" in ended.err
         assert "it uses tokens before they are scored" in ended.err
         assert not ended.out
     else:
@@ -371,14 +366,10 @@ class Hashes(TokenScorer):
 
 
 @pytest.mark.long
-def test_hashes_of_texts_are_the_same_in_every_process(
-    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / "hashes.py").write_text(HASHES)
-    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "hashes.py", "--quiet", "--json")
+def test_hashes_of_texts_are_the_same_in_every_process(tiny_run: Any, score: Callable[..., Any]) -> None:
     scores = []
     for _ in range(2):
-        ended = caddie("score", tiny_run.artifact, *data)
+        ended = score(HASHES, "--json")
         assert ended.status == 0, ended.err
         scores.append(json.loads(ended.out)["bits_per_byte"])
         scorer_server(load(tiny_run.artifact)).close()
@@ -416,12 +407,10 @@ class Remembers(Scorer):
 
 @pytest.mark.long
 def test_a_score_says_that_its_audit_decided_nothing(
-    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    score: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("caddie.verify.whole_text.power", lambda found, seconds, decides: (None, "too little"))
-    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", str(10**9)))
-    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet")
-    ended = caddie("score", tiny_run.artifact, *data)
+    ended = score(WAITS.replace("AFTER", str(10**9)))
     assert ended.status == 0, ended.err
     line = [line for line in ended.out.splitlines() if line.startswith("bits per byte  ")][-1]
     assert line.endswith("  (not audited; the last lines say why)")
@@ -430,12 +419,10 @@ def test_a_score_says_that_its_audit_decided_nothing(
 
 @pytest.mark.long
 def test_a_score_is_followed_by_text_drawn_from_the_model(
-    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    score: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("caddie.verify.audited_score.audit", lambda *given, **settings: (True, "audited"))
-    (tmp_path / "waits.py").write_text(WAITS.replace("AFTER", "0"))
-    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "waits.py", "--quiet")
-    ended = caddie("score", tiny_run.artifact, *data)
+    ended = score(WAITS.replace("AFTER", "0"))
     assert ended.status == 1, ended.out
     assert "drawn from the model in" in ended.err
     assert ended.err.endswith("it uses tokens before they are scored\n")
@@ -443,37 +430,27 @@ def test_a_score_is_followed_by_text_drawn_from_the_model(
 
 @pytest.mark.long
 def test_a_scorer_whose_memory_outlives_its_process_has_no_score(
-    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Any, score: Callable[..., Any], refuse: Callable[..., None]
 ) -> None:
-    before, enter = sandbox._LAUNCHER.split("from ")
-    unfiltered = f"{before}\nimport sandbox_launcher as it\nit._REFUSED = {{}}\nfrom {enter}"
-    (tmp_path / "remembers.py").write_text(REMEMBERS)
-    command = ["score", tiny_run.artifact, "--data", tiny_run.corpus, "--scorer", tmp_path / "remembers.py", "--quiet"]
-    for launcher, said in (
-        (sandbox._LAUNCHER, "cannot be made: AssertionError"),
-        (unfiltered, "it uses tokens before they are scored"),
-    ):
-        monkeypatch.setattr(sandbox, "_LAUNCHER", launcher)
+    for said in ("cannot be made: AssertionError", "it uses tokens before they are scored"):
         scorer_server(load(tiny_run.artifact)).close()
-        ended = caddie(*command)
+        ended = score(REMEMBERS)
         assert ended.status, ended.out
         assert said in ended.err
+        refuse("_REFUSED", "{}")
     scorer_server(load(tiny_run.artifact)).close()
 
 
 @pytest.mark.long
 def test_a_scorer_that_is_shown_charged_tokens_alone_is_not_audited(
-    tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Any, score: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "even.py").write_text(CHARGED)
-    scorer = ("--scorer", tmp_path / "even.py", "--quiet", "--json")
-    command = ["score", tiny_run.artifact, "--data", tiny_run.corpus, *scorer]
-    ended = caddie(*command)
+    ended = score(CHARGED, "--json")
     assert ended.status == 0, ended.err
     result = json.loads(ended.out)
     assert result["notes"][-1].startswith("The scorer was shown scored tokens alone. The scorer ran with ")
     monkeypatch.setattr("caddie.verify.readable_text.runtime_paths", lambda: (str(tiny_run.text.parent),))
-    readable = json.loads(caddie(*command).out)
+    readable = json.loads(score(CHARGED, "--json").out)
     assert readable["bits_per_byte"] == result["bits_per_byte"]
     assert (result["audited"], readable["audited"]) == ("no writable disk" in result["notes"][-1], False)
     assert "The scorer can read this text in its sandbox" in readable["notes"][-1]
@@ -502,16 +479,14 @@ class Ends(Scorer):
 @pytest.mark.long
 @pytest.mark.parametrize("height", [0.0, 9.0])
 def test_a_score_that_gains_where_documents_end_is_not_called_audited(
-    height: float, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
+    height: float, tiny_run: Any, caddie: Callable[..., Any], score: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "ends.py").write_text(KNOWS_ENDS.replace("HEIGHT", str(height)))
     words = tiny_run.text.read_text().split()
     short = [" ".join(words[begin : begin + 8]) for begin in range(0, 800, 8)]
     (tmp_path / "short.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in short))
     known = ("--tokenizer", tiny_run.artifact, "--against", tiny_run.corpus)
     caddie("data", tmp_path / "short.jsonl", *known, "--out", tmp_path / "short", "--quiet")
-    data = ("--data", tmp_path / "short", "--scorer", tmp_path / "ends.py", "--quiet", "--json")
-    ended = caddie("score", tiny_run.artifact, *data)
+    ended = score(KNOWS_ENDS.replace("HEIGHT", str(height)), "--json", data=tmp_path / "short")
     assert ended.status == 0, ended.err
     result = json.loads(ended.out)
     said = any("bits per byte over the plain scoring there and just before." in note for note in result["notes"])
@@ -663,12 +638,8 @@ def test_a_scorer_that_uses_the_lengths_of_documents_anywhere_is_found(
 
 
 @pytest.mark.parametrize("wrong", ["logits * torch.nan", "torch.full_like(logits, -torch.inf)"])
-def test_a_scorer_without_probabilities_is_told_the_token(
-    wrong: str, tiny_run: Any, caddie: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_scorer_without_probabilities_is_told_the_token(wrong: str, score: Callable[..., Any]) -> None:
     plain = KNOWS_ENDS.replace("per_document = True", "").replace("HEIGHT", "0.0")
-    (tmp_path / "ends.py").write_text(plain.replace("return logits", f"return ({wrong})"))
-    data = ("--data", tiny_run.corpus, "--scorer", tmp_path / "ends.py", "--quiet")
-    ended = caddie("score", tiny_run.artifact, *data)
+    ended = score(plain.replace("return logits", f"return ({wrong})"))
     assert ended.status == 1
-    assert ended.err.endswith("ends.py: its logits give token 1 no probability, so there is no score\n")
+    assert ended.err.endswith("mine.py: its logits give token 1 no probability, so there is no score\n")
