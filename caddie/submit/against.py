@@ -9,11 +9,11 @@ from statistics import fmean
 
 from caddie.errors import UserError
 from caddie.files import reason
-from caddie.lab.stats import welch
 from caddie.recipes.catalog import find
 from caddie.report.read import pick, read_object
 from caddie.submit.review_claims import read_claims
 from caddie.submit.review_rules import Findings
+from caddie.submit.review_runs import p_value
 from caddie.submit.runs import Run
 
 JSON = "submission.json"
@@ -30,7 +30,7 @@ class Base:
     difference: float
     """Bits per byte by which the mean of the runs is lower."""
     p: float | None
-    """Welch's one-sided p; None with fewer than two scores on a side, or where nothing varies."""
+    """Welch's one-sided p, if there is one."""
 
 
 def compare_with(against: str, runs: Sequence[Run]) -> Base:
@@ -50,8 +50,7 @@ def compare_with(against: str, runs: Sequence[Run]) -> Base:
     if text != ours and (text is not None or own or not runs[0].on_contest_text):
         raise UserError(f"the runs were scored on another text than {against}; their scores do not compare")
     bits = [run.result["bits_per_byte"] for run in runs]
-    p = welch(scores, bits).p_above(0.0) if min(len(scores), len(bits)) > 1 else None
-    return Base(name, scores, fmean(scores) - fmean(bits), None if p is None or p != p else p)
+    return Base(name, scores, fmean(scores) - fmean(bits), p_value(scores, bits))
 
 
 def _submitted(path: Path) -> tuple[str, list[float], str | None, bool]:

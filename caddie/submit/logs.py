@@ -161,9 +161,9 @@ def parse_log(file: str, text: str) -> Log:
             log.losses[int(learned[1])] = float(learned[2])
         if bits := _BITS.search(line):
             _add_score(log, number, line, bits)
-    sizes = [log.value(name) for name in ("model_bytes", "code_bytes")]
-    if "total_bytes" not in log.facts and None not in sizes:
-        log.facts["total_bytes"] = Fact(sum(size or 0 for size in sizes), log.facts["model_bytes"].line)
+    model, code = log.value("model_bytes"), log.value("code_bytes")
+    if "total_bytes" not in log.facts and model is not None and code is not None:
+        log.facts["total_bytes"] = Fact(model + code, log.facts["model_bytes"].line)
     return log
 
 

@@ -16,7 +16,7 @@ from caddie.submit.logs import Log, parse_log
 from caddie.submit.review_claims import Claims, read_claims
 from caddie.submit.review_code import check_scripts
 from caddie.submit.review_files import Folder, list_folder, read_json
-from caddie.submit.review_logs import training_clock
+from caddie.submit.review_logs import evaluation_clock, training_clock
 from caddie.submit.review_rules import RULES, SEVERITIES, Finding, Findings
 from caddie.submit.review_runs import Stated, agree, check_runs, cited, headline
 from caddie.submit.review_script import main_script, read_scripts
@@ -170,14 +170,14 @@ def _check_held_out(folder: Folder, found: Findings) -> None:
 def _facts(log: Log, claims: Claims) -> dict[str, Any]:
     score = headline(log, claims)
     training = log.value(training_clock(log))
-    seconds = log.value("evaluation_s")
+    evaluation_seconds, _ = evaluation_clock(log, score)
     return {
         "file": log.file,
         "seed": log.seed,
         "bits_per_byte": float(score.bits) if score else None,
         "total_bytes": log.value("total_bytes"),
         "training_seconds": training / 1e3 if training is not None else None,
-        "evaluation_seconds": seconds if seconds is not None else score and score.seconds,
+        "evaluation_seconds": evaluation_seconds,
     }
 
 

@@ -32,15 +32,15 @@ _BY_SEED = ("seed_results", "seeds", "per_seed_results", "val_bpb_by_seed", "val
 _SCORES = ("val_bpb", "val_bpb_exact", "bpb", "ttt_val_bpb", "ppm_mixer_val_bpb", "sliding_window_bpb")
 """Spellings of the score of one seed."""
 _SIZES = ("artifact_bytes", "bytes_total", "submission_size_bytes")
-LIMITED: Mapping[str, tuple[str, str, int]] = {
-    "train_wallclock_ms": ("training", "s", 1_000),
-    "train_time_s": ("training", "s", 1),
-    "eval_time_s": ("evaluation", "s", 1),
-    "eval_time_ms": ("evaluation", "s", 1_000),
-    "eval_time_seconds": ("evaluation", "s", 1),
-    **dict.fromkeys(_SIZES, ("size", "bytes", 1)),
+_LIMITED: Mapping[str, tuple[str, int]] = {
+    "train_wallclock_ms": ("training-clock", 1_000),
+    "train_time_s": ("training-clock", 1),
+    "eval_time_s": ("evaluation-clock", 1),
+    "eval_time_ms": ("evaluation-clock", 1_000),
+    "eval_time_seconds": ("evaluation-clock", 1),
+    **dict.fromkeys(_SIZES, ("size-cap", 1)),
 }
-"""Fields that the contest limits: what is limited, the unit of the limit, and the divisor from field to limit."""
+"""Fields that the contest limits: the rule, and the divisor from field to limit."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Claims:
     tokens: dict[int, int] = field(default_factory=dict)
     """Tokens of validation of each seed."""
     limited: list[tuple[str, str, Decimal]] = field(default_factory=list)
-    """Values of limited fields: the field's name in the JSON, its key in `LIMITED`, the number."""
+    """Limited fields: the field's name in the JSON, its rule, and its number of seconds or bytes."""
     base: list[float] = field(default_factory=list)
     """Scores of the base's seeds, where it states them."""
     own_set: bool = False
@@ -82,13 +82,14 @@ def read_claims(data: Mapping[str, Any], file: str, found: Findings) -> Claims:
     claims = Claims(file, _score(data, file, found), std, p_value)
     for seed, value in islice(_seeds(data), _MOST_SEEDS):
         claims.seeds += [] if seed in claims.seeds else [seed]
-        if (score := _first(value, _SCORES)) is not None:
+        fields = value if isinstance(value, dict) else {"val_bpb": value}
+        if (score := _first(fields, _SCORES)) is not None:
             claims.scores[seed] = score
-        if (size := _first(value, _SIZES)) is not None:
+        if (size := _first(fields, _SIZES)) is not None:
             claims.sizes[seed] = int(size)
-        if (tokens := _first(value, ("val_tokens",))) is not None:
+        if (tokens := _first(fields, ("val_tokens",))) is not None:
             claims.tokens[seed] = int(tokens)
-        claims.limited += _limited(value, f"seed {seed}: ")
+        claims.limited += _limited(fields, f"seed {seed}: ")
     claims.limited += _limited(data)
     claims.own_set = pick(data, "compliance", "contest_validation_set") is False
     bases = [value for name, value in data.items() if re.search(r"(?<![a-z])base(lines?)?(?![a-z])", name)]
@@ -116,28 +117,25 @@ def _seeds(data: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
     yield from ((seed, None) for seed in listed)
     for name in _BY_SEED:
         value = data.get(name)
-        if isinstance(value, list) and name != "seeds" and not any(isinstance(one, dict) for one in value):
-            yield from zip(listed, value, strict=False)
-            continue
-        pairs = value.items() if isinstance(value, dict) else []
+        pairs = [*value.items()] if isinstance(value, dict) else []
         if isinstance(value, list):
             pairs = [(str(one.get("seed")), one) for one in value if isinstance(one, dict)]
+            if not pairs and name != "seeds":
+                yield from zip(listed, value, strict=False)
         for seed, one in pairs:
             if re.fullmatch(r"(?:seed_?)?\d{1,18}", seed):
                 yield int(re.sub(r"\D", "", seed)), one
 
 
-def _first(value: Any, names: tuple[str, ...]) -> Decimal | None:
-    if isinstance(value, dict):
-        return next((number for name in names if (number := _decimal(value.get(name))) is not None), None)
-    return _decimal(value) if names is _SCORES else None
+def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> Decimal | None:
+    return next((number for name in names if (number := _decimal(fields.get(name))) is not None), None)
 
 
-def _limited(values: Any, before: str = "") -> Iterator[tuple[str, str, Decimal]]:
-    """Yield the fields of `LIMITED` that are numbers, those of the mean or largest seed too."""
-    for name, of in product(LIMITED, ("", "_mean", "_max")):
-        if isinstance(values, dict) and (number := _decimal(values.get(name + of))) is not None:
-            yield before + name + of, name, number
+def _limited(fields: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str, Decimal]]:
+    """Yield the fields of `_LIMITED` that are numbers, those of the mean or largest seed too."""
+    for (name, (rule, per)), of in product(_LIMITED.items(), ("", "_mean", "_max")):
+        if (number := _decimal(fields.get(name + of))) is not None:
+            yield before + name + of, rule, number / per
 
 
 def _base(value: Any) -> list[float]:

@@ -24,6 +24,8 @@ _MOST = 1_000
 """Places of a function that are compared with each other."""
 _MOST_CALLERS = 4
 """Callers of callers that are asked whether they scored before."""
+_BY_LABELS = ("code-target", "code-mixture", "code-selection", "code-cut", "code-live")
+"""Rules that a place breaks by its labels alone; places of this kind are noted under the rule."""
 _SHARDS = ("fineweb_train_000000.bin", "fineweb_val_000000.bin")
 
 
@@ -34,8 +36,8 @@ def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found
     for scope in scopes:
         for said, line in islice(_rescorings(scope, unscored), 1):
             scope.script.add("code-rescoring", said, line, found)
-        for kind, rule in _NOTED.items():
-            for place in scope.places[kind][:1]:
+        for rule in _BY_LABELS:
+            for place in scope.places[rule][:1]:
                 scope.script.add(rule, place.what, place.line, found)
         if scope.places["hook"] and scope.places["feed"]:
             said = f"{scope.name or 'the script'} measures what a model makes of validation text"
@@ -46,11 +48,6 @@ def check_scripts(scripts: Sequence[Script], switched_off: Container[str], found
     _check_spaces(scopes, found)
 
 
-_NOTED = {"target": "code-target", "mixture": "code-mixture", "select": "code-selection", "cut": "code-cut",
-          "live": "code-live"}  # fmt: skip
-"""Kinds of places that break a rule by their labels alone, and that rule."""
-
-
 def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
     """Check that text is scored before parameters learn from it, callers included; return functions that break this.
 
@@ -58,16 +55,16 @@ def _check_order(scopes: Sequence[Scope], found: Findings) -> set[Scope]:
     """
     bare: dict[Scope, list[tuple[Place, Scope, Place]]] = {}
     late: dict[Scope, Place] = {}
-    called = {place.scope for scope in scopes for place in scope.places["call"]}
+    called = {call.function for scope in scopes for call in scope.calls}
     failing = {scope: _need_gradients(scope) for scope in scopes if scope.places["backward"]}
     for _ in range(_MOST_CALLERS):
         for scope in scopes:
             events = [(place, scope, place) for place in scope.places["update"][:_MOST]]
-            for call in scope.places["call"][:_MOST]:
-                for update, source, place in bare.get(call.scope, ())[:1] if call.scope not in (scope, None) else ():
+            for call in scope.calls[:_MOST]:
+                for update, source, place in bare.get(call.function, ())[:1] if call.function is not scope else ():
                     if call.no_gradient and place.line in failing.get(source, ()):
                         continue
-                    inside = call.scope is not None and call.scope.parent is scope and scope.name
+                    inside = call.function.parent is scope and scope.name
                     if update.what == "found" or call.what or inside:  # it finds the text, or is handed it
                         what = "found" if update.what == "found" else call.what or "given"
                         events.append((replace(call, what=what), source, place))
@@ -97,15 +94,15 @@ def _need_gradients(scope: Scope) -> set[int]:
 def _adds(scope: Scope) -> list[Place]:
     """Return where a function adds to totals, or hands text and totals to one that does."""
     helped = [
-        call for call in scope.places["call"][:_MOST] if call.what and call.scope
-        and any(one.what in call.scope.parameters for one in call.scope.places["add"][:_MOST])
+        call for call in scope.calls[:_MOST]
+        if call.what and any(one.what in call.function.parameters for one in call.function.places["add"][:_MOST])
     ]  # fmt: skip
     return [*scope.places["add"][:_MOST], *helped]
 
 
 def _rescorings(scope: Scope, unscored: set[Scope]) -> Iterator[tuple[str, int]]:
     """Yield how and where text is scored again by a model that has learned from it: in a second call, pass or loop."""
-    calls = [(call, one) for call in scope.places["call"][:_MOST] if (one := call.scope) and _adds(one)]
+    calls = [(call, call.function) for call in scope.calls[:_MOST] if _adds(call.function)]
     learning = [(call, one) for call, one in calls if one.places["update"] and one not in unscored]
     for call, learner in learning[:1]:
         if isinstance(call.loop, ast.For) and not _chooses(call.loop):

@@ -59,10 +59,9 @@ def list_folder(path: Path, found: Findings) -> Folder:
     if not path.is_dir():
         said = "is not a folder" if os.path.lexists(path) else "does not exist"
         raise UserError(f"{path} {said}; name the folder of a submission, with its README.md and submission.json")
-    folder, waiting, opened = Folder(path), [(path, 0)], 0
-    while waiting:
-        here, depth = waiting.pop(0)
-        opened += 1
+    folder, folders = Folder(path), [path]
+    for opened, here in enumerate(folders, 1):  # which grows meanwhile
+        depth = len(here.relative_to(path).parts)
         try:
             with os.scandir(here) as scan:
                 entries = sorted(islice(scan, _MOST_FILES + 1), key=lambda entry: entry.name)
@@ -79,7 +78,7 @@ def list_folder(path: Path, found: Findings) -> Folder:
             name = _below(path, Path(entry.path))
             if entry.is_dir(follow_symlinks=False):
                 if depth < _MOST_DEPTH and not entry.name.startswith("."):
-                    waiting.append((Path(entry.path), depth + 1))
+                    folders.append(Path(entry.path))
                 elif entry.name != ".git":
                     why = "its name begins with a dot" if depth < _MOST_DEPTH else "it is too deep"
                     found.add("file-unread", name, f"{why}; what is in it was neither read nor counted: move it")

@@ -29,6 +29,7 @@ def follow(scripts: Sequence[Script]) -> list[Scope]:
         before = flow.size()
         for scope in flow.scopes:
             scope.places.clear()  # the last pass, which has all labels, notes them again
+            scope.calls.clear()
             _Walk(flow, scope).block(getattr(scope.node, "body", []))
         if flow.size() == before:
             break
@@ -157,7 +158,7 @@ class _Walk(Values):
         self.by_setting = by_setting
         leaves = any(isinstance(one, (ast.Continue, ast.Break)) for one in (*node.body, *node.orelse))
         if marks & LOSS and marks & TEXT and (leaves or len(self.scope.places["add"]) > adds):
-            self.note("select", node, "a token is added up or not, by its own loss")
+            self.note("code-selection", node, "a token is added up or not, by its own loss")
 
     # assignments
 
@@ -168,10 +169,6 @@ class _Walk(Values):
                     self.assign(left, right)
                 return
         marks = self.value(value)
-        if isinstance(target, (ast.Tuple, ast.List)) and (found := self.parts(value, len(target.elts))):
-            for left, part in zip(target.elts, found, strict=True):
-                self.bind(left, part)
-            return
         if isinstance(target, ast.Name):
             if isinstance(base := chain(value), ast.Name):
                 self.scope.aliases[target.id].add(base.id)
@@ -184,7 +181,7 @@ class _Walk(Values):
         if isinstance(target, ast.Subscript) and plain(marks) & LOSS:
             self.adding(target, marks, target)
         self.cut(value, target)
-        self.bind(target, marks)
+        self.take(target, value, marks)
         if isinstance(target, ast.Name):
             if held := self.items(value):
                 self.scope.items[target.id] = held
@@ -232,8 +229,8 @@ class _Walk(Values):
             stated = end is not None and self.value(end) & ENV and not isinstance(end, ast.BinOp)
             whole = plain(self.value(value.value)) & TEXT
             if whole and ((again and (self.by_setting or stated)) or (stated and isinstance(end, ast.Call))):
-                self.note("cut", value, "a setting decides how much validation text is scored")
+                self.note("code-cut", value, "a setting decides how much validation text is scored")
         if isinstance(value, ast.IfExp) and self.value(value.test) & ENV:
             sides = [one for one in (value.body, value.orelse) if plain(self.value(one)) & TEXT]
             if len(sides) == 2 and any(isinstance(one, ast.Subscript) for one in sides):
-                self.note("cut", value, "a setting decides how much validation text is scored")
+                self.note("code-cut", value, "a setting decides how much validation text is scored")

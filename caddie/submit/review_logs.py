@@ -1,13 +1,15 @@
 """Checks of one log against the rules: bytes, clocks, validation set, and how it scored."""
 
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 
 from caddie.run.contest_sets import CURRENT, FIRST
 from caddie.run.policy import CONTEST_2026, overrun_seconds
 from caddie.submit.logs import Log, Score, decimals
-from caddie.submit.review_rules import Findings
 
+Told = Iterator[tuple[str, str, int | None]]
+"""The rule that a log breaks, the sentence that says so, and the log's line."""
 CAP = CONTEST_2026.cap_bytes or 0
 TRAINING_MS = 1_000 * (CONTEST_2026.training.seconds or 0)
 EVALUATION_S = CONTEST_2026.evaluation.seconds or 0
@@ -19,42 +21,40 @@ _GAIN = Decimal("0.06")
 """Most bits per byte by which a scoring may lower the plain score of its file; merged records gained up to 0.037."""
 
 
-def check_training(log: Log, script_bytes: int, found: Findings) -> None:
+def check_training(log: Log, script_bytes: int) -> Told:
     """Check the bytes that the log states, and its clock of training."""
-    _check_size(log, script_bytes, found)
-    _check_clock(log, found)
+    yield from _check_size(log, script_bytes)
+    yield from _check_clock(log)
 
 
-def check_scoring(log: Log, score: Score | None, own_set: bool, found: Findings) -> None:
+def check_scoring(log: Log, score: Score | None, own_set: bool) -> Told:
     """Check the clock of evaluation, the validation set, and how the log's score came about."""
-    _check_evaluation_clock(log, score, found)
-    _check_validation(log, score, own_set, found)
-    _check_score(log, score, found)
+    yield from _check_evaluation_clock(log, score)
+    yield from _check_validation(log, score, own_set)
+    yield from _check_score(log, score)
 
 
-def _check_size(log: Log, script_bytes: int, found: Findings) -> None:
+def _check_size(log: Log, script_bytes: int) -> Told:
     total, model, code = (log.value(f"{part}_bytes") for part in ("total", "model", "code"))
     if total is None:
         if model is not None and model > CAP:
-            said = f"its model alone has {model:,.0f} bytes, over {CAP:,}"
-            found.add("size-cap", log.file, said, log.line("model_bytes"))
+            yield "size-cap", f"its model alone has {model:,.0f} bytes, over {CAP:,}", log.line("model_bytes")
         return
     submitted = model + script_bytes if model is not None and script_bytes else total
-    line = log.line("total_bytes")
+    line, least = log.line("total_bytes"), min(total, submitted)
     if model is not None and model > CAP >= total:
-        found.add("size-cap", log.file, f"its model has {model:,.0f} bytes, and its total is {total:,.0f}", line)
+        yield "size-cap", f"its model has {model:,.0f} bytes, and its total is {total:,.0f}", line
     elif model is not None and code is not None and model + code > total and min(model + code, submitted) > CAP:
         said = f"its model and code have {model + code:,.0f} bytes, over {CAP:,}, and its total is {total:,.0f}"
-        found.add("size-cap", log.file, said, line)
-    elif min(total, submitted) > CAP:
-        over = f"{min(total, submitted):,.0f} bytes are {min(total, submitted) - CAP:,.0f} over {CAP:,}"
-        found.add("size-cap", log.file, over, line)
+        yield "size-cap", said, line
+    elif least > CAP:
+        yield "size-cap", f"{least:,.0f} bytes are {least - CAP:,.0f} over {CAP:,}", line
     elif total > CAP:
         said = f"it counts {code or 0:,.0f} bytes of code, over the cap; with the script as submitted {submitted:,.0f}"
-        found.add("size-script", log.file, said, line)
+        yield "size-script", said, line
     elif submitted > CAP:
         said = f"it counts {code or 0:,.0f} bytes of code; the script in the folder has {script_bytes:,}, over the cap"
-        found.add("size-script", log.file, said, line)
+        yield "size-script", said, line
 
 
 def training_clock(log: Log) -> str:
@@ -62,12 +62,12 @@ def training_clock(log: Log) -> str:
     return max(("training_ms", "step_ms"), key=lambda name: log.value(name) or 0)
 
 
-def _check_clock(log: Log, found: Findings) -> None:
+def _check_clock(log: Log) -> Told:
     stopped = training_clock(log)
     training, steps, calibration = log.value(stopped), log.value("steps"), log.value("calibration_ms") or 0
     if training is None:
         if log.value("model_bytes") is not None:
-            found.add("training-unknown", log.file, "no line states when training stopped")
+            yield "training-unknown", "no line states when training stopped", None
     elif training + calibration > TRAINING_MS:
         step = training / steps if steps else 0.0
         training += calibration
@@ -75,57 +75,61 @@ def _check_clock(log: Log, found: Findings) -> None:
         over += f", {calibration / 1e3:,.3f} s of calibration included" if calibration else ""
         over += f"; one step takes {step / 1e3:.3f} s" if step else ""
         late = training - TRAINING_MS > 1_000 * overrun_seconds(step / 1e3)
-        rule = "training-clock" if late else "training-step"
-        found.add(rule, log.file, over, log.line(stopped))
+        yield "training-clock" if late else "training-step", over, log.line(stopped)
         if stopped == "training_ms" and "calibration" in log.facts and "own_calibration" not in log.facts:
             said = f"calibration begins after {training / 1e3:,.3f} s of training; on training text it belongs to them"
-            found.add("calibration-clock", log.file, said, log.line("calibration"))
+            yield "calibration-clock", said, log.line("calibration")
     shards = log.value("training_shards")
     if shards is not None and shards > _MOST_SHARDS:
         said = f"{shards:.0f} training shards; no published set has more than {_MOST_SHARDS}: a build of one's own,"
         said += " which holds out 10,000 documents by default and then trains on 80 % of the validation text"
-        found.add("training-shards", log.file, said, log.line("training_shards"))
+        yield "training-shards", said, log.line("training_shards")
 
 
-def _check_evaluation_clock(log: Log, score: Score | None, found: Findings) -> None:
+def evaluation_clock(log: Log, score: Score | None) -> tuple[float | None, int | None]:
+    """Return seconds and line of the evaluation: a total's, or the score's, which a total may leave out."""
     seconds, line = log.value("evaluation_s"), log.line("evaluation_s")
     if score is not None and score.seconds is not None and score.seconds > (seconds or 0):
-        seconds, line = score.seconds, score.line  # a line with a total may leave out the scoring itself
+        return score.seconds, score.line
+    return seconds, line
+
+
+def _check_evaluation_clock(log: Log, score: Score | None) -> Told:
+    seconds, line = evaluation_clock(log, score)
     before = log.value("adaptation_s") or 0
     if seconds is None:
-        found.add("evaluation-unknown", log.file, "no line states the seconds of evaluation")
+        yield "evaluation-unknown", "no line states the seconds of evaluation", None
     elif seconds + before > EVALUATION_S:
         added = f", {before:.1f} s of adaptation before quantization included" if before else ""
-        took = f"evaluation took {seconds + before:,.1f} s of {EVALUATION_S:.0f}{added}"
-        found.add("evaluation-clock", log.file, took, line)
+        yield "evaluation-clock", f"evaluation took {seconds + before:,.1f} s of {EVALUATION_S:.0f}{added}", line
 
 
-def _check_validation(log: Log, score: Score | None, own_set: bool, found: Findings) -> None:
+def _check_validation(log: Log, score: Score | None, own_set: bool) -> Told:
     tokens, documents = (log.value(f"validation_{unit}") for unit in ("tokens", "documents"))
+    other_set = "validation-own" if own_set else "validation-set"
     if documents is not None and documents < (CURRENT.documents or 0):
         said = f"{documents:,.0f} documents are scored, of {CURRENT.documents:,} in the set"
-        found.add("validation-own" if own_set else "validation-set", log.file, said, log.line("validation_documents"))
+        yield other_set, said, log.line("validation_documents")
     if tokens is None:
-        found.add("validation-unknown", log.file, "no line states the tokens of validation")
+        yield "validation-unknown", "no line states the tokens of validation", None
         return
     line = log.line("validation_tokens")
     charged = {one: size for one in log.scores if (size := _charged_bytes(one, tokens))}
-    size = next((charged[one] for one in charged if score is not None and one.bits == score.bits), None)
+    size = next((size for one, size in charged.items() if score is not None and one.bits == score.bits), None)
     if size is None and score is not None:
-        said = f"no line has the score {score.bits} with its loss, to four digits both"
-        found.add("score-loss", log.file, said, score.line)
+        yield "score-loss", f"no line has the score {score.bits} with its loss, to four digits both", score.line
     size = size or next(iter(charged.values()), None)
     if size is None or _alike(size, CURRENT.bytes):
         return
     if _alike(size, FIRST.bytes):
-        found.add("validation-first", log.file, f"it is {FIRST.name}", line)
+        yield "validation-first", f"it is {FIRST.name}", line
     elif any(_alike(other, CURRENT.bytes) for other in charged.values()) and score is not None:
         said = f"loss and bits per byte imply {size / 1e6:,.2f} MB of {CURRENT.bytes / 1e6:,.2f}: they are not of one"
-        found.add("score-bytes", log.file, f"{said} distribution, or bytes are miscounted", score.line)
+        yield "score-bytes", f"{said} distribution, or bytes are miscounted", score.line
     else:
         said = f"{tokens:,.0f} tokens, loss and bits per byte imply {size / 1e6:,.2f} MB; the set has"
         said += f" {CURRENT.bytes / 1e6:,.2f}: it is not the whole set, or bytes are counted otherwise"
-        found.add("validation-own" if own_set else "validation-set", log.file, said, line)
+        yield other_set, said, line
 
 
 def _charged_bytes(score: Score, tokens: float) -> float | None:
@@ -139,27 +143,25 @@ def _alike(size: float, known: int) -> bool:
     return abs(size / known - 1) <= _BYTES_ALIKE
 
 
-def _check_score(log: Log, score: Score | None, found: Findings) -> None:
+def _check_score(log: Log, score: Score | None) -> Told:
     if score is None:
-        found.add("score-missing", log.file, "no scoring line was found")
+        yield "score-missing", "no scoring line was found", None
         return
     if score.live:
-        said = f"the score is that of `{score.name}`, the weights before the file"
-        found.add("score-live", log.file, said, score.line)
+        yield "score-live", f"the score is that of `{score.name}`, the weights before the file", score.line
     plain = [one for one in log.final if one.line < score.line and not one.name.startswith("val_bpb")]
     if plain and plain[0].bits - score.bits > _GAIN:
         said = f"`{score.name}` is {plain[0].bits - score.bits:.4f} bits per byte below `{plain[0].name}`;"
-        found.add("score-gain", log.file, f"{said} no merged record's way of scoring gained over {_GAIN}", score.line)
+        yield "score-gain", f"{said} no merged record's way of scoring gained over {_GAIN}", score.line
     if "before_quantization" in log.facts:
         said = "the weights were trained on validation text before they were quantized and scored on it"
-        found.add("score-first", log.file, said, log.line("before_quantization"))
+        yield "score-first", said, log.line("before_quantization")
     if "slot" in score.name.lower():
         said = f"`{score.name}`: parameters are fitted on the tokens that are then scored (SLOT)"
-        found.add("score-first", log.file, said, score.line)
+        yield "score-first", said, score.line
     for kind, called in (("within_hints", "within-word"), ("word_hints", "word-start")):
         if hints := log.value(kind):
-            said = f"{hints:,.0f} {called} hints, whose gate looks at the target"
-            found.add("target-hints", log.file, said, log.line(kind))
+            yield "target-hints", f"{hints:,.0f} {called} hints, whose gate looks at the target", log.line(kind)
     if stop := log.value("force_stop_step"):
         said = f"training ends at step {stop:.0f}, whatever the clock says"
-        found.add("code-force-stop", log.file, said, log.line("force_stop_step"))
+        yield "code-force-stop", said, log.line("force_stop_step")

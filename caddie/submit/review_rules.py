@@ -127,6 +127,8 @@ class Findings(list[Finding]):
 
     MOST = 100
     """Findings of one rule and severity that are kept, so that many of one kind hide no other."""
+    LONGEST = 1_000
+    """Characters of a sentence: a script may have names and paths of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,6 +138,7 @@ class Findings(list[Finding]):
     def add(self, rule: str, file: str, sentence: str, line: int | None = None, note: bool = False) -> None:
         """Add a finding once; as a note where `note` is set; not at all where the rule says nothing on this track."""
         known = RULES[rule]
+        sentence = sentence if len(sentence) <= self.LONGEST else f"{sentence[: self.LONGEST - 1]}…"
         severity = known.unlimited if self.unlimited and known.unlimited != "same" else known.severity
         severity = severity and ("note" if note else severity)
         if severity and self._counts[rule, severity] < self.MOST:
@@ -144,8 +147,3 @@ class Findings(list[Finding]):
                 self._counts[rule, severity] += 1
                 more = "; more of this rule are not shown" if self._counts[rule, severity] == self.MOST else ""
                 self.append(replace(finding, sentence=sentence + more))
-
-    def lower(self, start: int) -> None:
-        """Turn the findings from `start` on into notes: they are about a log that the score does not come from."""
-        said = "not a log of the score: "
-        self[start:] = [replace(one, severity="note", sentence=said + one.sentence) for one in self[start:]]

@@ -12,7 +12,7 @@ from caddie.errors import count
 from caddie.lab.stats import welch
 from caddie.run.policy import overrun_seconds
 from caddie.submit.logs import Log, Score, decimals
-from caddie.submit.review_claims import LIMITED, Claims
+from caddie.submit.review_claims import Claims
 from caddie.submit.review_logs import CAP, EVALUATION_S, TRAINING_MS, check_scoring, check_training, training_clock
 from caddie.submit.review_rules import Findings
 
@@ -99,16 +99,12 @@ def _check_log(log: Log, stated: Stated, script_bytes: int, found: Findings) -> 
     Findings in a log that the score does not come from become notes, except those of its training if the score comes
     from an evaluation-only log of its seed.
     """
-    score = headline(log, stated.claims)
+    chosen = log in stated.chosen
     alone = [one for one in stated.chosen if one.value(training_clock(one)) is None and one.seed == log.seed]
-    before = len(found)
-    check_training(log, script_bytes, found)
-    if log not in stated.chosen and not alone:
-        found.lower(before)
-    before = len(found)
-    check_scoring(log, score, stated.claims.own_set, found)
-    if log not in stated.chosen:
-        found.lower(before)
+    scoring = check_scoring(log, headline(log, stated.claims), stated.claims.own_set)
+    for told, counts in ((check_training(log, script_bytes), chosen or alone), (scoring, chosen)):
+        for rule, said, line in told:
+            found.add(rule, log.file, said if counts else f"not a log of the score: {said}", line, note=not counts)
 
 
 def _check_agreement(stated: Stated, found: Findings) -> None:
@@ -175,13 +171,13 @@ def _check_sizes(stated: Stated, found: Findings) -> None:
 
 def _check_limits(claims: Claims, found: Findings) -> None:
     """Check the JSON's own seconds and bytes against the limits."""
-    for what, name, value in claims.limited:
-        kind, unit, per = LIMITED[name]
-        limit = int({"training": TRAINING_MS / 1_000, "evaluation": EVALUATION_S, "size": CAP}[kind])
-        if value / per > limit:
-            late = kind != "training" or float(value / per) - limit > overrun_seconds(0.0)
-            rule = "size-cap" if kind == "size" else f"{kind}-clock" if late else "training-step"
-            found.add(rule, claims.file, f"{what} says {value / per:,.10g} {unit} of {limit:,}")
+    for what, rule, value in claims.limited:
+        limit = int({"training-clock": TRAINING_MS / 1_000, "evaluation-clock": EVALUATION_S, "size-cap": CAP}[rule])
+        if value > limit:
+            unit = "bytes" if rule == "size-cap" else "s"
+            if rule == "training-clock" and float(value) - limit <= overrun_seconds(0.0):
+                rule = "training-step"
+            found.add(rule, claims.file, f"{what} says {value:,.10g} {unit} of {limit:,}")
 
 
 def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings) -> None:
@@ -195,17 +191,19 @@ def _check_seed(seed: int, stated: Decimal, own: Sequence[Log], found: Findings)
                 said = f"seed {seed}: {stated} is line `{score.name}`, and the last is `{last.name}` {last.bits}"
                 found.add("score-last", log.file, said, score.line)
                 return
-    end = next((log.final[-1] for log in own if log.final), None)
-    ends = f"its log ends with {end.bits}" if end else "its log has no score"
-    found.add("score", own[0].file, f"seed {seed}: the JSON says {stated}, and {ends}", end.line if end else None)
+    log = next((log for log in own if log.final), own[0])
+    ends = f"its log ends with {log.final[-1].bits}" if log.final else "its log has no score"
+    line = log.final[-1].line if log.final else None
+    found.add("score", log.file, f"seed {seed}: the JSON says {stated}, and {ends}", line)
 
 
 def _check_tokens(seed: int, stated: int, own: Sequence[Log], found: Findings) -> None:
     """Check that the JSON's tokens of validation are those of a log of the seed, but for a last sequence."""
-    counted = [tokens for log in own if (tokens := log.value("validation_tokens")) is not None]
-    if counted and min(abs(tokens - stated) for tokens in counted) > _SEQUENCE:
-        said = f"seed {seed}: the JSON says {stated:,} tokens of validation, and its log has {counted[0]:,.0f}"
-        found.add("validation-claim", own[0].file, said, own[0].line("validation_tokens"))
+    counted = [(log.file, log.facts["validation_tokens"]) for log in own if "validation_tokens" in log.facts]
+    if counted and min(abs(tokens.value - stated) for _, tokens in counted) > _SEQUENCE:
+        file, tokens = counted[0]
+        said = f"seed {seed}: the JSON says {stated:,} tokens of validation, and its log has {tokens.value:,.0f}"
+        found.add("validation-claim", file, said, tokens.line)
 
 
 def _check_mean(stated: Stated, found: Findings) -> None:
@@ -241,10 +239,9 @@ def _seed_scores(stated: Stated) -> list[Decimal]:
 
 def _other_line(chosen: Sequence[Log], stated: Decimal) -> str | None:
     """Return the name of the scoring lines whose mean over the logs is the stated score, if there are any."""
-    for name in {score.name: None for log in chosen for score in log.scores}:
-        lines = [[score.bits for score in log.scores if score.name == name][-1:] for log in chosen]
-        scores = [bits for line in lines for bits in line]
-        if len(scores) == len(chosen) and agree(sum(scores, Decimal()) / len(scores), stated):
+    lasts = [{score.name: score.bits for score in log.scores} for log in chosen]
+    for name in (one for one in lasts[0] if all(one in last for last in lasts)):
+        if agree(sum((last[name] for last in lasts), Decimal()) / len(lasts), stated):
             return name
     return None
 
@@ -308,12 +305,20 @@ def _reading(log: Log) -> list[str]:
     return [log.settings.get(name, ("", 0))[0].rpartition("/")[2] for name in _READING]
 
 
+def p_value(base: Sequence[float], scores: Sequence[float]) -> float | None:
+    """Return the one-sided p of Welch's test that the scores beat the base's.
+
+    None with fewer than two scores on a side, or where nothing varies.
+    """
+    p = welch(base, scores).p_above(0.0) if min(len(base), len(scores)) > 1 else math.nan
+    return None if math.isnan(p) else p
+
+
 def _check_p_value(
     scores: Sequence[float], base: Sequence[float], claims: Claims, found: Findings, *, asked: bool
 ) -> None:
-    """Recompute the one-sided p of Welch's test that the scores beat the base's; if `asked`, note if there is none."""
-    p = welch(base, scores).p_above(0.0) if min(len(scores), len(base)) > 1 else math.nan
-    if math.isnan(p):
+    """Recompute the p-value; if `asked`, note if there is none."""
+    if (p := p_value(base, scores)) is None:
         said = f"seeds on either side, with scores that differ; here are {len(scores)}, and the base has {len(base)}"
         if asked:
             found.add("p-value", claims.file, f"no p-value against the base: it takes two {said}")

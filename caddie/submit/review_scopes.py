@@ -25,10 +25,17 @@ class Place:
 
     line: int
     loop: ast.AST | None
-    what: str = ""
-    scope: Scope | None = None
-    models: frozenset[str] = frozenset()
-    no_gradient: bool = False
+    what: str
+    no_gradient: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Place):
+    """A call of a function of the scripts, or a call that is handed one; `what` says where its text comes from."""
+
+    function: Scope
+    models: frozenset[str]
+    """Names of models that it is handed."""
 
 
 @dataclass(eq=False)
@@ -57,6 +64,7 @@ class Scope:
     classes: dict[str, str] = field(default_factory=dict)
     """Variable to the class of its object, if the script defines that class."""
     places: dict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    calls: list[Call] = field(default_factory=list)
     called: bool = False
     owner: str = ""
     """The class that it is a method of."""

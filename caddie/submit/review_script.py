@@ -67,21 +67,18 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
     since it may only start another script. If it runs code built at run time, every other file that it names counts
     too, since it may hold such code.
     """
-    files, scripts, size, imported = [main], [], 0, set[str]()
+    files, scripts, size = [main], [], 0
     for at, name in enumerate(files):  # which grows meanwhile
         if at >= _MOST_SCRIPTS or (text := folder.text(name, found, _MOST_BYTES)) is None:
             continue
         source, unpacked = unpack(text, name, found)
         tree = parse(source, name, found, "code-syntax" if name == main else "code-unread")
         scripts.append(Script(name, tree, unpacked))
-        imported |= _imports(tree)
         if unpacked and isinstance(outer := _tree(text), ast.Module) and not _only_runs(outer):
             if not _written_by_caddie(text):
-                found.add(
-                    "code-hidden", name, "code around its packed source does more than unpack and run it: read it"
-                )
+                said = "code around its packed source does more than unpack and run it: read it"
+                found.add("code-hidden", name, said)
             scripts.append(Script(name, outer, False))
-            imported |= _imports(outer)
         others = [one for one in folder.sizes if not one.endswith(".py")]
         strings = {text.rpartition("/")[2] for text in _texts(tree)}
         named = [one for one in others if one in source and re.search(rf"\b{re.escape(one)}\b", source)]
@@ -104,6 +101,7 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
         shown = ", ".join(more[:4]) + (" and others" if len(more) > 4 else "")
         said = f"it names more than {_MOST_SCRIPTS - 1} Python files, and {shown} were not checked: read them"
         found.add("code-hidden", main, said)
+    imported = {name for script in scripts for name in _imports(script.tree)}
     compiled = [one for one in folder.sizes if _COMPILED.search(one) and _module(one) in imported]
     for one in compiled:
         found.add("code-hidden", one, f"it is imported, has {folder.sizes[one]:,} bytes, and is no source to check")
@@ -113,13 +111,10 @@ def read_scripts(folder: Folder, main: str, found: Findings) -> tuple[list[Scrip
 
 def _globs(tree: ast.Module) -> list[str]:
     """Return the strings and f-strings of a script that may be patterns of file names, without their folders."""
-    texts = [text for text in _texts(tree) if "*" in text]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr) and isinstance(constant(node.values[-1] if node.values else None), str):
-            parts = (constant(one) if isinstance(one, ast.Constant) else "*" for one in node.values)
-            if _DATA.search(pattern := "".join(map(str, parts))):
-                texts.append(pattern)
-    return [text.rpartition("/")[2] for text in texts[:_MOST_GLOBS]]
+    f_strings = (node.values for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+    patterns = ("".join(str(constant(part) or "*") for part in parts) for parts in f_strings)
+    globs = [*(text for text in _texts(tree) if "*" in text), *filter(_DATA.search, patterns)]
+    return [glob.rpartition("/")[2] for glob in globs[:_MOST_GLOBS]]
 
 
 def _texts(tree: ast.Module) -> list[str]:
@@ -211,9 +206,9 @@ def _packed(source: str) -> bytes | None:
         return None
     if isinstance(tree := _tree(source), str):
         return None
-    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    data = [one.encode() if isinstance(one, str) else one for one in strings if isinstance(one, (str, bytes))]
-    longest = max(data, key=len, default=b"")
+    strings = [text.encode(errors="replace") for text in _texts(tree)]
+    strings += [data for node in ast.walk(tree) if isinstance(data := constant(node), bytes)]
+    longest = max(strings, key=len, default=b"")
     return b"".join(longest.split()) if len(longest) >= _PACKED_SHARE * len(source) else None
 
 

@@ -17,6 +17,7 @@ from caddie.submit.review_scopes import (
     PARAMETER,
     TARGET,
     TEXT,
+    Call,
     Flow,
     Place,
     Scope,
@@ -60,12 +61,9 @@ class Values:
             if not scope.called and _VALIDATION_NAME.fullmatch(name):
                 scope.labels[name] |= TEXT << PARAMETER
 
-    def note(
-        self, kind: str, node: ast.AST, what: str = "", scope: Scope | None = None, models: frozenset[str] = frozenset()
-    ) -> None:
-        """Note a place of interest; for a call, the function and the models that it is handed."""
-        line = getattr(node, "lineno", 0)
-        self.scope.places[kind].append(Place(line, self.loop, what, scope, models, self.no_gradient))
+    def note(self, kind: str, node: ast.expr | ast.stmt, what: str = "") -> None:
+        """Note a place of interest."""
+        self.scope.places[kind].append(Place(node.lineno, self.loop, what, self.no_gradient))
 
     def bind(self, target: ast.expr, marks: int, again: bool = False) -> None:
         """Give a target labels; with `again`, in addition to those that it has."""
@@ -110,19 +108,23 @@ class Values:
                 for one, values in zip(target.elts, iterable.args, strict=True):
                     self.iterate(one, values)
                 return
-        if isinstance(target, ast.Tuple) and (found := self.parts(iterable, len(target.elts))):
+        self.take(target, iterable, marks)
+
+    def take(self, target: ast.expr, value: ast.expr, marks: int) -> None:
+        """Give a target the labels of a value, or each of its parts those of what a function returns in its place."""
+        if isinstance(target, (ast.Tuple, ast.List)) and (found := self.parts(value, len(target.elts))):
             for one, part in zip(target.elts, found, strict=True):
                 self.bind(one, part)
-            return
-        self.bind(target, marks)
+        else:
+            self.bind(target, marks)
 
-    def adding(self, total: ast.expr, marks: int, node: ast.AST) -> None:
+    def adding(self, total: ast.expr, marks: int, node: ast.expr | ast.stmt) -> None:
         """Note that a loss or a table's bytes are added to a total."""
         known = plain(marks)
         if known & TEXT and (known & LOOKUP or self.no_gradient):
             self.note("add", node, last(base_of(total)))
 
-    def change(self, target: ast.expr, marks: int, node: ast.AST) -> None:
+    def change(self, target: ast.expr, marks: int, node: ast.expr | ast.stmt) -> None:
         """Note that a weight is changed in place by a value from the text."""
         names = {one.attr for one in ast.walk(target) if isinstance(one, ast.Attribute)}
         if plain(marks) & TEXT and names & _WEIGHTS:
@@ -196,23 +198,22 @@ class Values:
         if plain(marks) & TEXT and not self.scope.owner and any(_later(one.lower) for one in slices):
             marks |= TARGET
         if plain(index) & CHOICE and plain(marks) & LOSS:
-            self.note("select", node, "a token's loss decides whether it counts")
+            self.note("code-selection", node, "a token's loss decides whether it counts")
         if plain(index) & TEXT and not slices:
             marks |= LOOKUP | without(index, LOSS)
             if plain(self.value(node.value)) & TEXT and plain(index) & TARGET:
                 marks = LOSS | without(marks, TARGET)
         return marks
 
-    def arguments(self, node: ast.Call) -> int:
-        """Return the labels of a call's arguments together."""
-        return union(self.value(one) for one in (*node.args, *(one.value for one in node.keywords)))
+    def arguments(self, node: ast.Call) -> list[int]:
+        """Return the labels of each of a call's arguments."""
+        return [self.value(one) for one in (*node.args, *(one.value for one in node.keywords))]
 
     def _call(self, node: ast.Call) -> int:
         name, of = last(node.func), node.func.value if isinstance(node.func, ast.Attribute) else node.func
         receiver = 0 if isinstance(node.func, ast.Name) else self.value(of)
-        given = [self.value(one) for one in node.args]
-        named = {one.arg: self.value(one.value) for one in node.keywords}
-        handed = self.arguments(node)
+        given = self.arguments(node)
+        handed = union(given)
         marks = receiver | handed
         known = plain(marks)
         if name in _SIZES or name.endswith("_like"):
@@ -229,7 +230,7 @@ class Values:
         if name == "getenv":
             return marks | ENV
         if "cross_entropy" in name or name in {"nll_loss", "NLLLoss"}:
-            return self._loss(node, given[0] if given else named.get("input", 0))
+            return self._loss(node)
         if name in {"gather", "take_along_dim", "take_along_axis"} and known & TEXT and known & TARGET:
             return LOSS | without(marks, TARGET)
         backwards = name == "roll" and any(isinstance(one, ast.USub) for one in ast.walk(node))
@@ -239,7 +240,7 @@ class Values:
             self.note("update", node, _whose(marks))
             self.note("backward", node)
         if known & TEXT and known & LOSS and (name in _SMALLER or _bounded(node, method=bool(receiver))):
-            self.note("select", node, "a loss is replaced by a smaller one")
+            self.note("code-selection", node, "a loss is replaced by a smaller one")
         if isinstance(node.func, ast.Attribute):
             self._method(node.func.value, name, node, handed)
         if name.startswith("register_") and "hook" in name:
@@ -252,13 +253,13 @@ class Values:
         known_functions = self.flow.functions(name)
         handed_names = [one.id for one in node.args if isinstance(one, ast.Name)]
         if not known_functions:
-            self.meet(node, receiver, *given, *named.values())
+            self.meet(node, receiver, *given)
         models = frozenset(one for one in handed_names if one in self.flow.models)
-        for function in known_functions:
-            handed = self._hand(function, arguments, node.keywords)
-            self.note("call", node, _whose(marks | handed), scope=function, models=models)
-        for function in (one for other in handed_names for one in self.flow.functions(other)[:1]):
-            self.note("call", node, _whose(marks), scope=function, models=models)
+        called = [(one, self._hand(one, arguments, node.keywords)) for one in known_functions]
+        called += [(one, 0) for other in handed_names for one in self.flow.functions(other)[:1]]
+        for function, defaults in called:
+            whose = _whose(marks | defaults)
+            self.scope.calls.append(Call(node.lineno, self.loop, whose, self.no_gradient, function, models))
         return marks | union(one.returns[None] for one in known_functions)
 
     def _hand(self, function: Scope, given: Sequence[ast.expr], named: Sequence[ast.keyword]) -> int:
@@ -284,7 +285,7 @@ class Values:
         if not isinstance(value, ast.Call):
             return []
         known = [one for one in self.flow.functions(last(value.func)) if len(one.returns) > 1]
-        passed = self.arguments(value) & (TEXT | TEXT << PARAMETER | FILE | ENV)
+        passed = union(self.arguments(value)) & (TEXT | TEXT << PARAMETER | FILE | ENV)
         return [passed | union(one.returns[place] for one in known) for place in range(count)] if known else []
 
     def _method(self, of: ast.expr, name: str, node: ast.Call, marks: int) -> None:
@@ -302,8 +303,9 @@ class Values:
         if name == "zero_" and self.loop is not None:
             self.note("reset", node, last(target))
 
-    def _loss(self, node: ast.Call, scores: int) -> int:
-        """Return the labels of a cross-entropy; note targets, and `scores` that depend on them."""
+    def _loss(self, node: ast.Call) -> int:
+        """Return the labels of a cross-entropy; note targets, and scores that depend on them."""
+        scores = [*node.args[:1], *(one.value for one in node.keywords if one.arg == "input")]
         targets = [*node.args[1:2], *(one.value for one in node.keywords if one.arg == "target")]
         waiting = [base.id for one in targets if isinstance(base := chain(one), ast.Name)]
         seen = set(waiting)
@@ -313,26 +315,27 @@ class Values:
             self.scope.labels[name] |= TARGET
             waiting += self.scope.aliases[name] - seen
             seen |= self.scope.aliases[name]
-        if plain(scores) & TARGET and plain(scores) & TEXT:
-            self.note("target", node, "what is scored depends on the target, or on a later place")
-        return LOSS | without(self.arguments(node), TARGET)
+        known = plain(self.value(scores[0])) if scores else 0
+        if known & TARGET and known & TEXT:
+            self.note("code-target", node, "what is scored depends on the target, or on a later place")
+        return LOSS | without(union(self.arguments(node)), TARGET)
 
-    def meet(self, node: ast.AST, *marks: int) -> None:
+    def meet(self, node: ast.expr | ast.stmt, *marks: int) -> None:
         """Note a token's loss that is mixed with something else that depends on the target."""
         known = [plain(one) for one in marks]
         if any(one & LOSS and one & TEXT for one in known) and any(
             one & TEXT and one & (TARGET | LOOKUP) and not one & LOSS for one in known
         ):
-            self.note("mixture", node, "a token's loss is combined with something that its target chose")
+            self.note("code-mixture", node, "a token's loss is combined with something that its target chose")
         if any(one & CHOICE for one in known) and any(one & LOSS and not one & CHOICE for one in known):
-            self.note("select", node, "a token's loss decides whether it counts, or for how much")
+            self.note("code-selection", node, "a token's loss decides whether it counts, or for how much")
 
-    def merge(self, node: ast.AST, first: Sequence[ast.expr], others: Sequence[ast.expr]) -> None:
+    def merge(self, node: ast.expr, first: Sequence[ast.expr], others: Sequence[ast.expr]) -> None:
         """Note weights that are read back from a file and then replaced by trained ones."""
         read = any(self.value(one) & FILE for one in first)
         apart = (self.value(one) & LIVE and not self.value(one) & FILE for one in others)
         if read and (any(apart) or any(last(callee(one)) == "load" for one in others)):
-            self.note("live", node, "weights that were read back are replaced by others")
+            self.note("code-live", node, "weights that were read back are replaced by others")
 
 
 def _whose(marks: int) -> str:

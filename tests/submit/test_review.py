@@ -202,6 +202,29 @@ def test_what_the_json_claims(case: str, tmp_path: Path) -> None:
     assert one.severity == RULES[rule].severity
 
 
+@pytest.mark.parametrize(("case", "line"), [("score", "val_bpb:1.10012341"), ("tokens", "val_tokens:")])
+def test_a_claim_is_compared_with_the_log_that_has_it(case: str, line: str, tmp_path: Path) -> None:
+    rule, data = JSON[case]
+    folder = write_submission(tmp_path / "a", data, files={"a_seed42.log": "seed: 42\n"})
+    one = found(review(folder), rule)
+    assert (one.file, bool(one.line)) == ("train_seed42.log", True)
+    assert line in (folder / one.file).read_text().splitlines()[one.line - 1]
+
+
+def test_the_table_has_the_seconds_that_are_judged(tmp_path: Path) -> None:
+    result = review(write_submission(tmp_path / "a", replace=LOGS["evaluation beside a smaller total"][1]))
+    assert result.logs[0]["evaluation_seconds"] == 900.0
+    assert "evaluation took 900.0 s" in found(result, "evaluation-clock").sentence
+
+
+def test_a_path_of_any_length_is_cut(tmp_path: Path) -> None:
+    script = f"{SCRIPT}\nopen('/{'a' * 300_000}')\n"
+    said = found(review(write_submission(tmp_path / "a", script=script)), "code-outside").sentence
+    assert said.startswith("it reads /aaa")
+    assert said.endswith("a…")
+    assert len(said) == 1000
+
+
 @pytest.mark.parametrize("zero", ["0E-99999999999", "0E-999999", "0E999999"])
 def test_a_zero_of_any_exponent_is_zero(zero: str, tmp_path: Path) -> None:
     data = json.dumps({**submission(), "val_bpb_std": "std", "val_bpb": "score"})

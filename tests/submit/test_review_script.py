@@ -300,8 +300,9 @@ def test_what_a_packed_string_would_hide_is_found(tmp_path: Path) -> None:
         "x = " + "-" * 100_000 + "1",
         "x" + ".a" * 100_000,
         "f'" + "{" * 100_000,
+        "import base64\nname = '\\ud800'\nbase64.b64decode(name)\n",
     ],
-    ids=["broken", "zeros", "syntax", "brackets", "signs", "attributes", "braces"],
+    ids=["broken", "zeros", "syntax", "brackets", "signs", "attributes", "braces", "surrogate"],
 )
 def test_a_script_that_cannot_be_read_is_no_error(script: str, tmp_path: Path) -> None:
     start = time.monotonic()
