@@ -11,8 +11,9 @@ from caddie.doctor.estimates import Estimate, Expected
 from caddie.doctor.gpus import Accelerators, Gpu
 from caddie.doctor.host import Disk
 from caddie.doctor.pace import STEPS, Pace
-from caddie.doctor.processes import Activity, Process, orphans
+from caddie.doctor.processes import Activity, orphans
 from caddie.errors import count
+from caddie.run.run_lock import Holder
 from caddie.runtime.memory import GIB, Memory
 
 BUSY_CORES = 0.5
@@ -90,23 +91,25 @@ class OpenRun:
     folder: Path
     stale: bool
     """True if nothing was written to it for minutes."""
-    processes: tuple[Process, ...]
-    """The caddie processes at work in it."""
+    holder: Holder | None
+    """The process that writes to it; None if it has ended."""
 
 
 def check_runs(runs: Sequence[OpenRun]) -> list[Finding]:
     """Find runs that go on, hang, or ended without a result."""
     found = []
     for run in runs:
-        for pid in (process.pid for process in run.processes):
-            if run.stale:
-                what = f"{run.folder} has not been written to for minutes, but process {pid} still works in it"
-                found.append(Finding("problem", what, "it seems to hang, and may hold a GPU", f"kill {pid}"))
-            else:
-                why = "two runs at once are slower than one after the other"
-                fix = f"wait until it ends, or stop it: kill {pid}"
-                found.append(Finding("warning", f"{run.folder} is in use by process {pid}", why, fix))
-    if ended := [run for run in runs if not run.processes]:
+        if run.holder is None:
+            continue
+        pid, host = run.holder.pid, f" on {run.holder.host}" if run.holder.alive is None else ""
+        if run.stale:
+            what = f"{run.folder} has not been written to for minutes, but process {pid} still holds it"
+            found.append(Finding("problem", what, "it seems to hang, and may hold a GPU", f"kill {pid}"))
+        else:
+            why = "two runs at once are slower than one after the other"
+            fix = f"wait until it ends, or stop it: kill {pid}{host}"
+            found.append(Finding("warning", f"{run.folder} is in use by process {pid}{host}", why, fix))
+    if ended := [run for run in runs if run.holder is None]:
         names = ", ".join(str(run.folder) for run in ended[:3]) + ", ..." * (len(ended) > 3)
         what = f"{count(len(ended), 'run')} ended without a result: {names}"
         fix = f"repeat the command with --out {shlex.quote(str(ended[0].folder))}, or remove the folder"

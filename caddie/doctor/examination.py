@@ -23,6 +23,7 @@ from caddie.report.run_files import ERROR, RESULT
 from caddie.report.tables import one_line, printable, table
 from caddie.run.cap import cap_of_recipe
 from caddie.run.run import check_recipe
+from caddie.run.run_lock import holder
 from caddie.runtime.distributed import Ranks, local_device
 from caddie.runtime.memory import GIB, Memory, memory
 from caddie.runtime.progress import SILENT, Progress
@@ -195,13 +196,13 @@ def examine(
         accelerators=ask("GPUs of PyTorch", gpus.torch_gpus, 3 * SECONDS),
         versions={name: version(name) for name in ("caddie", "torch")} | {"python": platform.python_version()},
     )
-    runs = ask("runs", lambda: open_runs(RUNS, activity))
+    runs = ask("runs", lambda: open_runs(RUNS))
     ranks = Ranks(0, world, local_device())
     needed, short = judge_memory(recipe.model, recipe.train, ranks, progress)
     if not quick and not needed.traced:
         needed = estimate_memory(recipe.model, recipe.train, ranks)
     found = _check(machine, activity, variables, recipe.parameters, world, short)
-    if activity is not None and runs is not None:
+    if runs is not None:
         found += checks.check_runs(runs)
     timed: pace.Pace | str | None = None
     if not quick and not short:
@@ -259,15 +260,17 @@ def call_within(seconds: float, function: Callable[[], T]) -> tuple[T | None, st
     return answers[0] if answers else (None, f"no answer within {seconds:g} seconds")
 
 
-def open_runs(root: Path, activity: processes.Activity | None) -> list[OpenRun]:
-    """Return the runs below a folder that have neither result nor error, and the processes at work in each."""
-    others = activity.processes if activity else ()
+def open_runs(root: Path) -> list[OpenRun]:
+    """Return the runs below a folder that have neither result nor error, and the process that holds each."""
     found = []
     for row in Folders(root).rows()["runs"] if root.is_dir() else ():
         folder = root / row["name"]
         killed = row["state"] == "failed" and not any((folder / name).exists() for name in (RESULT, ERROR))
         if killed or row["state"] in ("running", "stale"):
-            found.append(OpenRun(folder, row["state"] == "stale", tuple(processes.working_in(folder, others))))
+            stale, held = row["state"] == "stale", holder(folder)
+            alive = held and held.alive
+            ended = alive is False or (stale and alive is None)  # a container that is gone leaves its lock
+            found.append(OpenRun(folder, stale, None if ended else held))
     return found
 
 

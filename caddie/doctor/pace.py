@@ -103,13 +103,11 @@ def measured(
 def _read(status: int, out: bytes, err: bytes) -> Pace | str:
     """Return what the last line of output says; libraries may have printed before it."""
     if status == 0:
-        try:
+        with suppress(ValueError, TypeError, KeyError, IndexError):
             found = json.loads(out.splitlines()[-1])
             if isinstance(found, str):
                 return found
             return Pace(**{**found, "seconds_per_token": tuple(map(tuple, found["seconds_per_token"]))})
-        except (ValueError, TypeError, KeyError, IndexError):
-            pass
     if status < 0:
         cause = ", as the system does when memory is short" * (status == -SIGKILL)
         return f"its process was ended by signal {-status}{cause}"

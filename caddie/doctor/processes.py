@@ -1,8 +1,6 @@
 """Other processes at work on this machine."""
 
-import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -73,8 +71,7 @@ class Activity:
 
 def activity(seconds: float = WATCH_SECONDS) -> Activity:
     """Watch the processes of this machine for `seconds`."""
-    for process in psutil.process_iter(["cpu_percent"]):
-        del process  # psutil keeps its CPU time until the next call
+    list(psutil.process_iter(["cpu_percent"]))  # psutil keeps their CPU times until the next call
     busy_percent = psutil.cpu_percent(seconds, percpu=True)
     attributes = ["pid", "ppid", "cpu_percent", "cmdline", "name", "status"]
     seen = [process.info for process in psutil.process_iter(attributes)]
@@ -91,19 +88,6 @@ def activity(seconds: float = WATCH_SECONDS) -> Activity:
     busiest = sorted(others, key=lambda process: (-process.cores, process.pid))
     # psutil lists online cores by position: with one offline, positions are not the core numbers of `allowed`.
     return Activity(tuple(busiest), sum(idle) if len(busy_percent) > max(allowed, default=0) and idle else None)
-
-
-def working_in(folder: Path, processes: Iterable[Process]) -> list[Process]:
-    """Return the caddie processes that have a file of a run folder open or name it in their arguments."""
-    real, found = Path(os.path.realpath(folder)), []
-    for process in (process for process in processes if process.verb):
-        with suppress(psutil.Error):  # it ended, or belongs to another user
-            handle = psutil.Process(process.pid)
-            opened, start = [file.path for file in handle.open_files()], handle.cwd()
-            named = [os.path.realpath(os.path.join(start, argument)) for argument in process.arguments[1:]]
-            if any(Path(path).is_relative_to(real) for path in [*opened, *named]):
-                found.append(process)
-    return found
 
 
 def orphans(processes: Sequence[Process]) -> list[Process]:

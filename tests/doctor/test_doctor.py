@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import re
 import runpy
 import shlex
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ from caddie.errors import CheckFailed, UserError
 from caddie.model import GPT
 from caddie.model.flops import flops_per_token
 from caddie.recipes.catalog import find
+from caddie.run.run_lock import this_process
 from caddie.runtime.memory import Memory, memory
 from caddie.train.memory import MemoryEstimate
 from caddie.train.settings import Train
@@ -312,52 +312,51 @@ def test_this_process_and_all_that_descend_from_it_are_no_others() -> None:
     assert not {os.getpid(), child.pid, grandchild.pid} & others
 
 
-def test_runs_are_told_apart_by_who_works_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_told_apart_by_the_process_that_holds_them(tmp_path: Path) -> None:
     from run_folder import make_result, write_run
 
     root = tmp_path / "runs"
     step = json.dumps({"event": "step", "step": 3, "seconds": 1.0, "loss": 2.0, "progress": 0.5}) + "\n"
-    for name in ("trains", "hangs", "ended", "named", "killed", "failed"):
+    for name in ("trains", "hangs", "ended", "far", "gone", "killed", "failed"):
         write(root / name, **{"log_dot_jsonl": step})
-    gone = {"host": platform.node(), "pid": 1 << 30, "name": "a process that was killed", "since": ""}
-    write(root, **{"killed___dot_lock": json.dumps(gone), "failed__error_dot_json": "{}"})
+    here = asdict(this_process())
+    for name in ("trains", "hangs"):
+        write(root / name, **{"_dot_lock": json.dumps(here)})
+    for name in ("far", "gone"):
+        write(root / name, **{"_dot_lock": json.dumps(here | {"host": "elsewhere", "pid": 7})})
+    write(root / "killed", **{"_dot_lock": json.dumps(here | {"name": "a process that was killed"})})
+    write(root, **{"failed__error_dot_json": "{}"})
     write_run(root / "done", make_result())
     old = time.time() - 3600
-    for path in [root / "hangs", root / "ended", *root.glob("hangs/*"), *root.glob("ended/*")]:
+    for path in (path for name in ("hangs", "ended", "gone") for path in [*(root / name).iterdir(), root / name]):
         os.utime(path, (old, old))
-    run = ("python", "-m", "caddie", "run", "tiny", "--out", "runs/named")
-    opened = [SimpleNamespace(path=str(root / name / "log.jsonl")) for name in ("hangs", "trains")]
-    handles = {5: ([], tmp_path), 6: (opened, Path("/"))}
-
-    class Handle:
-        def __init__(self, pid: int) -> None:
-            if pid not in handles:
-                raise psutil.NoSuchProcess(pid)
-            self.open_files, self.cwd = (lambda: handles[pid][0]), (lambda: str(handles[pid][1]))
-
-    monkeypatch.setattr(psutil, "Process", Handle)
-    ours = [Process(5, 1, 1.0, run, "python"), Process(6, 1, 1.0, run, "python"), Process(7, 1, 1.0, run, "python")]
-    found = {one.folder.name: one for one in examination.open_runs(root, Activity(tuple(ours), 1.0))}
-    assert {name: ([p.pid for p in one.processes], one.stale) for name, one in found.items()} == {
-        "trains": ([6], False),
-        "hangs": ([6], True),
-        "ended": ([], True),
-        "named": ([5], False),
-        "killed": ([], False),
+    found = {one.folder.name: one for one in examination.open_runs(root)}
+    assert {name: (one.holder and one.holder.pid, one.stale) for name, one in found.items()} == {
+        "trains": (os.getpid(), False),
+        "hangs": (os.getpid(), True),
+        "ended": (None, True),
+        "far": (7, False),
+        "gone": (None, True),
+        "killed": (None, False),
     }
-    rules = checks.check_runs(list(found.values()))
-    assert sorted((one.level, one.what.split()[0].rpartition("/")[2]) for one in rules) == [
-        ("problem", "hangs"),
-        ("warning", "2"),
-        ("warning", "named"),
-        ("warning", "trains"),
-    ]
+    said = {
+        one.what.replace(str(root), "runs"): (one.level, one.fix) for one in checks.check_runs(list(found.values()))
+    }
+    pid, wait = os.getpid(), "wait until it ends, or stop it: kill"
+    hangs = f"runs/hangs has not been written to for minutes, but process {pid} still holds it"
+    (ended,) = (what for what in said if what.startswith("3 runs ended without a result"))
+    assert said == {
+        f"runs/trains is in use by process {pid}": ("warning", f"{wait} {pid}"),
+        hangs: ("problem", f"kill {pid}"),
+        "runs/far is in use by process 7 on elsewhere": ("warning", f"{wait} 7 on elsewhere"),
+        ended: ("warning", said[ended][1]),
+    }
     assert levels(checks.check_runs([])) == ["ok"]
-    assert examination.open_runs(tmp_path / "none", None) == []
+    assert examination.open_runs(tmp_path / "none") == []
 
 
 def test_many_runs_that_ended_are_one_line() -> None:
-    (found,) = checks.check_runs([OpenRun(Path(f"runs/a b{n}"), True, ()) for n in range(9)])
+    (found,) = checks.check_runs([OpenRun(Path(f"runs/a b{n}"), True, None) for n in range(9)])
     assert found.what == "9 runs ended without a result: runs/a b0, runs/a b1, runs/a b2, ..."
     assert "--out 'runs/a b0'" in found.fix
 
