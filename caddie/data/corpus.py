@@ -20,7 +20,7 @@ from caddie.data.shards import Tokens, open_shard, read, split_documents
 from caddie.data.tokenizers import Tokenizer, deserialize
 from caddie.data.tokenizers.tokenizer import byte_ids
 from caddie.errors import UserError
-from caddie.files import file_sha256, open_regular, reason, regular_bytes, write_file
+from caddie.files import expanded, file_sha256, open_regular, reason, regular_bytes, write_file
 from caddie.runtime.progress import Progress
 
 DOCUMENTS = "documents.npz"
@@ -76,7 +76,7 @@ class Corpus:
 
     def _joined(self, shards: Sequence[Shard]) -> Tokens:
         opened = [self.open(shard) for shard in shards]
-        return np.concatenate([read(shard, 0, len(shard)) for shard in opened])
+        return np.concatenate([np.empty(0, np.uint16), *(read(shard, 0, len(shard)) for shard in opened)])
 
     def validation_documents(self) -> list[bytes]:
         """Return the bytes of the validation documents; `UserError` without text, or if the file has changed."""
@@ -121,8 +121,7 @@ class Corpus:
 
     def count_again(self) -> None:
         """Encode the held-out documents and count their bytes; `UserError` unless the manifest is right."""
-        split, tokenizer = self.manifest.validation, self.tokenizer()
-        tokens = self.validation_tokens() if split.shards else np.empty(0, np.uint16)
+        split, tokenizer, tokens = self.manifest.validation, self.tokenizer(), self.validation_tokens()
         least = min(len(tokens), split.source_bytes, split.normalized_bytes, split.table_bytes)
         if least < 1 or len(tokens) != split.tokens:
             raise UserError(f"{self.folder}: the manifest miscounts the held-out text; prepare the data again")
@@ -172,8 +171,8 @@ class Corpus:
             leaked = f"{overlap:,} of {validation.documents:,} validation documents in {self.folder}"
             raise UserError(f"{leaked} are training documents too; a score on them means little")
         other: HashKind = "tokens" if self.manifest.hashed == "documents" else "documents"
-        tokenizer, shards = self.tokenizer(), [self.validation_tokens()] if validation.shards else []
-        documents = list(split_documents(shards, tokenizer.bos))
+        tokenizer = self.tokenizer()
+        documents = list(split_documents([self.validation_tokens()], tokenizer.bos))
         drawn = random.SystemRandom().sample(documents, min(_DRAWN, len(documents)))  # so nobody can prepare for them
         if overlap := sum(tokens_hash(tokenizer, ids, other) in hashes["train"] for ids in drawn):
             leaked = f"{overlap:,} of {len(drawn):,} validation documents drawn from {self.folder}"
@@ -280,21 +279,25 @@ def reusable(folder: Path, inputs: str) -> Corpus | None:
     return found if found.manifest.inputs == inputs else None
 
 
-def folder_for(folder: Path, inputs: str, existing: Existing, progress: Progress) -> Path:
-    """Return the folder for the corpus of these inputs: `folder`, or one beside it. A damaged corpus is replaced."""
+def look_up(folder: Path, inputs: str, existing: Existing, progress: Progress) -> tuple[Path, Corpus | None]:
+    """Return the folder for the corpus of these inputs, and the corpus if it is there already.
+
+    The folder is `folder`, or one beside it. A damaged corpus is replaced.
+    """
+    folder = expanded(folder).resolve()
     try:
         other = is_corpus(folder) and read_manifest(folder).inputs != inputs
     except UserError:
         other = False
     if not other or existing == "replace":
-        return folder
+        return folder, reusable(folder, inputs)
     if existing == "refuse":
         was = "of another text, of this one before it or its settings changed, or of an earlier version"
         raise UserError(f"{folder} holds a corpus {was}, which runs may need; name another folder, or delete it")
     beside = folder.with_name(f"{folder.name}-{inputs[:8]}")
-    if not reusable(beside, inputs):
+    if (ready := reusable(beside, inputs)) is None:
         progress.note(f"{folder} is of another text, setting or version; this corpus goes to {beside}")
-    return beside
+    return beside, ready
 
 
 def file_state(path: Path) -> FileState:

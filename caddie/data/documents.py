@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from caddie.data.hub import Snapshot, on_hub
+from caddie.data.hub import HUB, Snapshot, on_hub
 from caddie.errors import UserError, first_line
 from caddie.files import check_utf8, expanded, file_sha256, reason
 from caddie.runtime.progress import SILENT, Progress
@@ -29,7 +29,7 @@ LIBRARY_SUFFIXES = (".py", ".txt", ".rst")
 LIBRARY_SKIPPED = re.compile(r"site-packages|dist-packages|__pycache__|tests?|idle_test|config-.*|_sysconfigdata.*")
 NAME_OF_ROWS = re.compile(r"[^/]+\.(parquet|(jsonl|ndjson)(\.(gz|xz|zst))?)", re.IGNORECASE)
 PARQUET, ROWS = ".parquet", 256
-HUB, CONVERTED = "hf:", "refs/convert/parquet"
+CONVERTED = "refs/convert/parquet"
 DOWNLOADS = Path("data") / "hub"
 """Folder of files from the hub, below the working directory."""
 OWN_FOLDERS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from caddie.data import published
-from caddie.data.corpus import VALIDATION_TEXT, Corpus, Existing, document_hash, folder_for, reusable
+from caddie.data.corpus import VALIDATION_TEXT, Corpus, Existing, document_hash, look_up
 from caddie.data.documents import find
 from caddie.data.hub import Snapshot, on_disk, on_hub
 from caddie.data.prepare import SAMPLE_BYTES, content_of, make_corpus
@@ -170,14 +170,14 @@ def fetch_documents(
     names = [paths[DOCUMENTS_FACTS], paths[DOCUMENTS]]
     snapshot.check_room(names)
     facts, documents = (snapshot.fetch(name, progress) for name in names)
-    origin, folder = snapshot.origin, expanded(folder).resolve()
+    origin = snapshot.origin
     settings = [content_of(tokenizer_source), vocabulary, "first", HELD_OUT, train_shards, origin and asdict(origin)]
-    text = Text(find(documents), document_hash)
-    plan = FirstHeldOut(text, text.fingerprint(settings), HELD_OUT)
-    folder = folder_for(folder, plan.inputs, existing, progress)
-    if found := reusable(folder, plan.inputs):
-        return found
+    text = Text(find(documents), document_hash, settings)
+    folder, ready = look_up(folder, text.inputs, existing, progress)
+    if ready:
+        return ready
     _check_documents(documents, facts, progress)
+    plan = FirstHeldOut(text, HELD_OUT)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES))
     return make_corpus(plan, tokenizer, folder, progress, train_shards=train_shards, origin=origin)

@@ -17,6 +17,8 @@ from caddie.errors import UserError, first_line
 from caddie.files import expanded, write_json
 from caddie.runtime.progress import Progress
 
+HUB = "hf:"
+"""Beginning of a place on the hub, as users write it."""
 SOURCE = "source.json"
 """File in a download's folder that states repository, revision, commit, and the bytes of each of its files."""
 Kind = Literal["dataset", "model"]

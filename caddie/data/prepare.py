@@ -16,7 +16,7 @@ import zstandard
 
 from caddie.data import corpus, published
 from caddie.data import documents as sources
-from caddie.data.corpus import Corpus, Existing, folder_for
+from caddie.data.corpus import Corpus, Existing
 from caddie.data.manifest import MANIFEST, TOKENIZER, Manifest, Shard, Split, SplitName, TokenizerEntry
 from caddie.data.shards import Tokens, write_shard
 from caddie.data.splits import FirstHeldOut, Plan, Text, divide, identity
@@ -66,14 +66,13 @@ def prepare(
         return published.describe(path, folder, tokenizer_source, vocabulary, progress, existing=existing)
     if not 0 < validation_fraction < 1:
         raise UserError(f"the validation fraction must lie between 0 and 1, not be {validation_fraction:g}")
-    folder = expanded(folder).resolve()
-    text = Text(sources.find(source, column), corpus.document_hash)
-    inputs = text.fingerprint([content_of(tokenizer_source), vocabulary, validation_fraction])
-    folder = folder_for(folder, inputs, existing, progress)
-    if ready := corpus.reusable(folder, inputs):
+    settings = [content_of(tokenizer_source), vocabulary, validation_fraction]
+    text = Text(sources.find(source, column), corpus.document_hash, settings)
+    folder, ready = corpus.look_up(folder, text.inputs, existing, progress)
+    if ready:
         return ready
     sizes, duplicates = text.survey(progress)
-    plan = Plan(text, inputs, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
+    plan = Plan(text, divide(sizes, validation_fraction, text.source, duplicates), duplicates)
     progress.note(f"tokenizer: {type(tokenizer_source).__name__} with {vocabulary:,} ids")
     tokenizer = tokenizer_source.build(vocabulary, lambda: plan.sample(SAMPLE_BYTES / sum(sizes.values())))
     unwritten = None
@@ -109,19 +108,18 @@ def prepare_validation(
     """
     if source is not None and (corpus.is_corpus(expanded(source)) or holds_own_shards(expanded(source))):
         raise UserError(f"{source} is a corpus, and a text is needed; name the text that it was made from")
-    folder = expanded(folder).resolve()
-    text = Text(sources.find(source, column), identity(tokenizer, against))
     train = against.manifest.train
-    inputs = text.fingerprint([tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])])
-    folder = folder_for(folder, inputs, existing, progress)
-    if ready := corpus.reusable(folder, inputs):
+    settings = [tokenizer.sha256, train.document_set_sha256, *(["unseen"] if unseen else [])]
+    text = Text(sources.find(source, column), identity(tokenizer, against), settings)
+    folder, ready = corpus.look_up(folder, text.inputs, existing, progress)
+    if ready:
         return ready
     trained_on = corpus.read_hashes(against.folder, "train")
     seen = trained_on | corpus.read_hashes(against.folder, "validation") if unseen else trained_on
     sizes, duplicates = text.survey(progress)
     if against.manifest.hashed == "documents" and max(sizes.values()) > sources.UNCUT_BYTES:
         seen = seen | _seen_in_pieces(text, seen)
-    plan = Plan(text, inputs, {key: "validation" for key in sizes if key not in seen}, duplicates)
+    plan = Plan(text, {key: "validation" for key in sizes if key not in seen}, duplicates)
     if not plan.splits:
         seen_in = "the training or the held-out text" if unseen else "the training text"
         raise UserError(f"{text.source.description}: every document is in {seen_in}; name another text")
@@ -178,7 +176,7 @@ def make_corpus(
             name=plan.text.source.name,
             source=plan.text.source.description,
             origin=plan.text.source.snapshot.origin if plan.text.source.snapshot else None,
-            inputs=plan.inputs,
+            inputs=plan.text.inputs,
             tokenizer=TokenizerEntry.of(tokenizer, *map(sum, zip(*figures, strict=True))),
             train=train,
             validation=splits["validation"],

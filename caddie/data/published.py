@@ -47,7 +47,7 @@ def describe(
     (`*_val_bytes_*.bin`) if there are any, else those that the tokens decode to. Raises `UserError` if a split is
     missing, a shard is damaged, or the tokenizer or a side-car does not fit.
     """
-    shards, folder = expanded(shards).resolve(), expanded(folder).resolve()
+    shards = expanded(shards).resolve()
     check_utf8(shards)
     paths = {name: _shards(shards, pattern) for name, pattern in PATTERNS.items()}
     for name, present in paths.items():
@@ -62,9 +62,9 @@ def describe(
     state = [corpus.file_state(path) for path in files]
     made_from = [FORMAT, tokenizer.sha256, state, *([asdict(origin)] if origin else [])]
     inputs = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
-    folder = corpus.folder_for(folder, inputs, existing, progress)
-    if found := corpus.reusable(folder, inputs):
-        return found
+    folder, ready = corpus.look_up(folder, inputs, existing, progress)
+    if ready:
+        return ready
     train, train_hashes = _split(paths["train"], folder, tokenizer, progress)
     validation, validation_hashes = _split(paths["validation"], folder, tokenizer, progress)
     if sidecars:

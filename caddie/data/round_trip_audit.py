@@ -4,12 +4,10 @@ Every character of a document is decoded on its own. Where this and the rules of
 changed bytes are attributed to rules exactly; the rest goes to "other".
 """
 
-import ast
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from caddie.data.tokenizers import MARK, Ids, Tokenizer
 
@@ -24,6 +22,31 @@ _NAMED = {
     **dict.fromkeys(("<wide>", "<narrow>"), "full and half width"),
 }
 """Rule by character, by Unicode category, or by the tag of a Unicode decomposition."""
+_EXAMPLES: dict[str, tuple[str, ...]] = {
+    _FRONT: ("a",),
+    _LEADING: (" a",),
+    _REPEATED: ("a  b",),
+    _TRAILING: ("a ",),
+    "line breaks": ("a\nb", "a\r\nb", "a\u2028b", "a\x85b"),
+    "tabs": ("a\tb",),
+    "spaces beyond ASCII": ("a\xa0b", "a\u3000b"),
+    "zero-width characters": ("a\u200bb", "a\ufeffb", "a\u200db", "a\xadb"),
+    "NUL": ("a\x00b",),
+    "control characters": ("a\x07b",),
+    "SentencePiece's mark": ("a\u2581b",),
+    "private-use characters": ("a\ue001b",),
+    "replacement characters": ("a\ufffdb",),
+    "bytes that are not UTF-8": ("a\udcffb",),
+    "canonical equivalents": ("e\u0301", "\xe9"),
+    "ligatures": ("\ufb01ne", "\u0133"),
+    "fractions": ("\xbd",),
+    "superscripts and subscripts": ("x\xb2", "\u2122"),
+    "full and half width": ("\uff11", "\uff76\uff9e"),
+    _COMPATIBLE: ("\u2026", "\u2460"),
+    "capitals": ("Ab",),
+    _UNKNOWN: ("\xf8", "\u4e2d", "\U0001f600"),
+}
+"""Rule by which a tokenizer may change text to texts that it would change; the audit has this order."""
 _SURROGATES = "\udc80-\udcff"  # bytes that are not UTF-8, from surrogateescape
 
 
@@ -75,7 +98,7 @@ def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequen
         for name, a, b in _changes(before, after, behavior):
             seen.setdefault(name, []).append((_bytes(a), _bytes(b)))
     rules = []
-    for name, examples in [*_rules(), *([(_OTHER, ())] if _OTHER in seen else [])]:
+    for name, examples in [*_EXAMPLES.items(), *([(_OTHER, ())] if _OTHER in seen else [])]:
         tried = list(map(_bytes, examples))
         front = b"" if name == _FRONT else _bytes(behavior.front)
         pairs = [(a, b.removeprefix(front)) for a, b in zip(tried, _round_trip(tokenizer, tried), strict=True)]
@@ -84,13 +107,6 @@ def audit(tokenizer: Tokenizer, documents: Iterable[bytes] = (), encoded: Sequen
         before_bytes, after_bytes = (sum(len(pair[side]) for pair in found) for side in (0, 1))
         rules.append(Rule(name, *shown, before_bytes, before_bytes - after_bytes))
     return rules
-
-
-def _rules() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the rules of `round_trip_rules.txt` with their examples."""
-    for line in Path(__file__).with_name("round_trip_rules.txt").read_text(encoding="utf-8").splitlines()[1:]:
-        name, _, examples = line.partition(" | ")
-        yield name, ast.literal_eval(f"({examples},)")
 
 
 class _Behavior:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,17 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Text:
-    """A source of documents; those with the same `identity` are duplicates."""
+    """A source of documents to prepare with these settings; documents with the same `identity` are duplicates."""
 
     source: Source
     identity: Callable[[bytes], bytes]
+    settings: Sequence[object]
 
-    def fingerprint(self, settings: Sequence[object]) -> str:
-        """Return the hexadecimal SHA-256 of this text prepared with these settings."""
-        parts = [FORMAT, self.source.fingerprint(), None, *settings]  # None for a former limit: old corpora still match
+    @cached_property
+    def inputs(self) -> str:
+        """Hexadecimal SHA-256 of text and settings: equal for equal corpora."""
+        former = None  # in place of a former limit, so that old corpora still match
+        parts = [FORMAT, self.source.fingerprint(), former, *self.settings]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def survey(self, progress: Progress) -> tuple[dict[bytes, int], int]:
@@ -57,7 +61,6 @@ class Plan:
     """The split of every document that is kept, by its hash."""
 
     text: Text
-    inputs: str
     splits: dict[bytes, SplitName]
     duplicates: int
 
@@ -91,7 +94,6 @@ class FirstHeldOut:
     """
 
     text: Text
-    inputs: str
     held_out: int
     duplicates: int = 0
     """Documents dropped so far because the same bytes came before."""

@@ -29,7 +29,7 @@ def sample(
 
 @torch.inference_mode()
 def continuation(
-    artifact: Artifact, prompt: Sequence[int], tokens: int, temperature: float = 0.8, seed: int = 0
+    artifact: Artifact, prompt: Sequence[int], tokens: int, temperature: float, seed: int = 0
 ) -> Iterator[int]:
     """Yield up to `tokens` sampled ids that continue a document, whose first ids are `prompt`, until it ends."""
     model, tokenizer, longest = artifact.model, artifact.tokenizer, artifact.scoring.sequence_length

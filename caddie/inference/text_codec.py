@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from caddie.config import plain
+from caddie.data.shards import Tokens, split_documents
 from caddie.data.tokenizers.exact_spelling import exact_ids
 from caddie.errors import UserError
 from caddie.inference.range_coder import Decoder, Encoder, Logits
@@ -31,7 +31,6 @@ from caddie.score import Layout, Scorer, Scoring, ScoringBatch, Step, Stream, Te
 from caddie.score.windows import check_windows
 from caddie.train.stage_memory import check_stages
 
-Tokens = npt.NDArray[np.uint16]
 Symbols = npt.NDArray[np.int64]
 Coder = Callable[[Logits, Symbols], Symbols]
 """Codes symbols (rows,) under logits (rows, vocabulary) and returns them; a decoder ignores the symbols given."""
@@ -187,8 +186,7 @@ def _decode(artifact: Artifact, mode: int, body: BytesIO, progress: Progress) ->
     ends = coded == decoder.stream().ljust(len(tokens) // _TOKENS_PER_BYTE, b"\0")
     if mode == _FILE:
         return artifact.tokenizer.decode(np.delete(tokens, begins[:-1])), ends
-    cuts = np.append(np.flatnonzero(tokens == bos), len(tokens))
-    return b"".join(artifact.tokenizer.decode(tokens[begin + 1 : end]) for begin, end in pairwise(cuts)), ends
+    return b"".join(artifact.tokenizer.decode(ids[1:]) for ids in split_documents([tokens], bos)), ends
 
 
 def _read_header(body: BytesIO) -> tuple[list[int], bytes]:

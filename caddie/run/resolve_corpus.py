@@ -8,8 +8,9 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from caddie.data.corpus import DOCUMENTS, Corpus, Existing, is_corpus
-from caddie.data.documents import HUB, LIBRARY, find
+from caddie.data.documents import LIBRARY, find
 from caddie.data.fineweb import VARIANTS, Place, fetch_documents, fetch_fineweb
+from caddie.data.hub import HUB
 from caddie.data.manifest import MANIFEST
 from caddie.data.prepare import check_corpus_folder, holds_own_shards, prepare, prepare_validation
 from caddie.data.round_trip_audit import Rule, audit

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from caddie.data.hub import HUB
 from caddie.errors import UserError, suggest
 from caddie.files import check_new_file, check_writable, making, write_json
 from caddie.pack.artifact import Artifact, load
 from caddie.pack.source_bundle import modules_needed
 from caddie.share.html_page import write_page
-from caddie.share.pull import HUB, artifact_file, split_place
+from caddie.share.pull import artifact_file, split_place
 from caddie.train.checkpoint import save_tensors
 
 CODE = ("caddie.share.modeling_caddie", "caddie.share.tokenization_caddie")
@@ -129,7 +130,7 @@ def export(place: Path, form: str, out: Path | None = None, parts: Sequence[Path
     if out is not None:
         check_new_file(out)
     else:
-        of_hub = place.as_posix().startswith(HUB)
+        of_hub = place.as_posix().startswith(HUB) and not place.exists()
         base = Path(split_place(place.as_posix())[0].partition("/")[2]) if of_hub else path.with_suffix("")
         out = base.with_name(f"{base.name}.html" if form == "html" else f"{base.name}-{form}")
         check_writable(out.absolute().parent)

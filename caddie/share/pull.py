@@ -7,14 +7,13 @@ import re
 import shlex
 from pathlib import Path
 
-from caddie.data.hub import list_files, on_hub
+from caddie.data.hub import HUB, list_files, on_hub
 from caddie.errors import UserError, first_line
 from caddie.files import file_sha256
 from caddie.report.read import pick, read_object
 from caddie.report.run_files import ARTIFACT, PARTS, RESULT, WEIGHTS
 from caddie.runtime.progress import SILENT
 
-HUB = "hf:"
 DOWNLOADS = Path("data") / "models"
 """Folder of artifacts from the hub, below the working directory: USER--NAME/COMMIT, as the repository is laid out."""
 _PLACE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")

@@ -93,7 +93,7 @@ def test_what_the_manifest_says_of_its_files_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"source_bytes": 0}, {"normalized_bytes": 0}, {"table_bytes": 0}, {"tokens": 13}, {"tokens": 1, "shards": ()}],
+    [{"source_bytes": 0}, {"normalized_bytes": 0}, {"table_bytes": 0}, {"tokens": 13}, {"shards": ()}],
 )
 def test_a_manifest_that_counts_nothing_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="the manifest miscounts the held-out text; prepare the data again"):
@@ -106,6 +106,19 @@ def test_a_manifest_that_counts_nothing_is_refused(tmp_path: Path, fields: dict[
 def test_other_documents_than_the_manifest_s_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="holds out other documents than its manifest says"):
         changed(of_stream(tmp_path), **fields).count_again()
+
+
+def test_other_tokens_than_were_hashed_are_refused(tmp_path: Path) -> None:
+    """As many documents and bytes, of an easier text."""
+    easy = write_tokens(tmp_path, "easy.bin", [*b"cat", BOS, *b"caddy", BOS, BOS, *b"y"])
+    with pytest.raises(UserError, match="holds out other documents than its manifest says"):
+        changed(of_stream(tmp_path), shards=(easy,)).count_again()
+
+
+def test_a_held_out_document_twice_is_refused(tmp_path: Path) -> None:
+    """Adaptation would know it the second time, and the hash of the set is the same."""
+    with pytest.raises(UserError, match="holds a document twice"):
+        of_documents(tmp_path, b"one", b"two", b"one").count_again()
 
 
 def test_ids_over_those_of_the_tokenizer_are_refused(tmp_path: Path) -> None:

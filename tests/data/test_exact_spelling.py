@@ -2,7 +2,6 @@
 
 import inspect
 import io
-import json
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +12,13 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_text import contest, held_out_documents
 
 from caddie.data.tokenizers import (
     ByteTokenizer,
     CaseOpsTokenizer,
     Ids,
     SentencePieceBPE,
-    SentencePieceFile,
     SentencePieceTokenizer,
     Tokenizer,
 )
@@ -81,11 +80,6 @@ def tokenizer(request: pytest.FixtureRequest, made: dict[str, Tokenizer]) -> Tok
     return made[name]
 
 
-def contest(real_data: Path, vocabulary: int) -> Tokenizer:
-    path = real_data / "tokenizers" / f"fineweb_{vocabulary}_bpe.model"
-    return SentencePieceFile(path=str(path)).build(vocabulary, lambda: [])
-
-
 @pytest.mark.parametrize("tokenizer", [*MADE, "1024"], indirect=True)
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(data=anything)
@@ -129,9 +123,7 @@ def test_around_a_change_all_ids_are_the_tokenizers_own(tokenizer: Tokenizer) ->
 @pytest.mark.long
 def test_english_takes_nearly_as_few_ids_as_the_contest_model_gives(real_data: Path) -> None:
     """Of the ids that come on top, three in four are line breaks, which the model's own encoding does not have."""
-    tokenizer = contest(real_data, 1_024)
-    lines = (real_data / "small" / "val_small.jsonl").read_text().splitlines()
-    documents = [json.loads(line)["text"].encode() for line in lines]
+    tokenizer, documents = contest(real_data), held_out_documents(real_data)
     exact = [exact_ids(tokenizer, document) for document in documents]
     assert [tokenizer.decode(ids) for ids in exact] == documents
     count, own = sum(map(len, exact)), sum(len(tokenizer.encode(document)) for document in documents)

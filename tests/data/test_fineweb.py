@@ -1,6 +1,5 @@
 """Fetching published shards, from a stand-in server on this machine."""
 
-import builtins
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from recording import Recorder
+from recording import RecordedProgress
 from stand_in_hub import Hub, serving
 
 from caddie.cli import app
@@ -30,7 +29,7 @@ from caddie.errors import UserError
 from caddie.recipes.catalog import find
 from caddie.run.resolve_corpus import describe, fetch_corpus
 from caddie.run.stages import held_out_text
-from caddie.runtime.progress import SILENT
+from caddie.runtime.progress import SILENT, Progress
 
 pytest.importorskip("huggingface_hub")
 
@@ -53,22 +52,23 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def published(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Path in the repository to content."""
-    files: dict[str, bytes] = {MODEL: tokenizer.serialize()}
-    path = tmp_path_factory.mktemp("shard") / "shard.bin"
-    for number, name in enumerate(["val_000000", "train_000000", "train_000001", "train_000002"]):
-        runs = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents(number))]
+    folder = tmp_path_factory.mktemp("shard")
+    return {MODEL: tokenizer.serialize(), **shard_files(SHARDS, tokenizer, folder, train=3)}
+
+
+def shard_files(prefix: str, tokenizer: Tokenizer, folder: Path, train: int = 1) -> dict[str, bytes]:
+    """Path to content of a validation shard and of shards to train on, each of other documents."""
+    files, path = dict[str, bytes](), folder / "shard.bin"
+    for seed, name in enumerate(["val_000000", *(f"train_{number:06d}" for number in range(train))]):
+        runs = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents(seed))]
         write_shard(path, np.concatenate(runs))
-        files[f"{SHARDS}{name}.bin"] = path.read_bytes()
+        files[f"{prefix}{name}.bin"] = path.read_bytes()
     return files
 
 
 @pytest.fixture(autouse=True)
-def small_validation_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fineweb, "HELD_OUT", 30)
-
-
-@pytest.fixture(autouse=True)
 def small_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fineweb, "HELD_OUT", 30)
     monkeypatch.setitem(fineweb.VARIANTS, "sp300", fineweb._sentencepiece(300))
 
 
@@ -78,15 +78,14 @@ def hub(published: dict[str, bytes]) -> Iterator[Hub]:
         yield server
 
 
-def fetch(hub: Hub, folder: Path, shards: int = 2, variant: str = "sp300", told: list[str] | None = None) -> Corpus:
-    report = SILENT if told is None else Recorder(lambda event: told.append(event["text"]))
-    return fetch_fineweb(variant, shards, folder, report)
+def fetch(hub: Hub, folder: Path, shards: int = 2, variant: str = "sp300", progress: Progress = SILENT) -> Corpus:
+    return fetch_fineweb(variant, shards, folder, progress)
 
 
 @pytest.mark.long
 def test_the_first_shards_become_a_corpus(hub: Hub, tmp_path: Path, tokenizer: Tokenizer) -> None:
-    told: list[str] = []
-    found = fetch(hub, tmp_path / "out", told=told)
+    told = RecordedProgress()
+    found = fetch(hub, tmp_path / "out", progress=told)
     assert found.folder == tmp_path / "out"
     assert hub.fetched() == [
         "fineweb_300_bpe.model",
@@ -94,7 +93,7 @@ def test_the_first_shards_become_a_corpus(hub: Hub, tmp_path: Path, tokenizer: T
         "fineweb_train_000000.bin",
         "fineweb_train_000001.bin",
     ]
-    assert any(line.startswith("fineweb_train_000001.bin") and line.endswith("bytes (3 of 3)") for line in told)
+    assert any(line.startswith("fineweb_train_000001.bin") and line.endswith("bytes (3 of 3)") for line in told.notes)
     assert found.tokenizer().sha256 == tokenizer.sha256
     assert [shard.file for shard in found.manifest.validation.shards] == [f"{SHARDS}val_000000.bin"]
     assert len(found.train_shards()) == 2
@@ -285,19 +284,11 @@ def test_the_table_names_one_place_for_each_variant() -> None:
 
 def test_bytes_as_the_contest_numbers_them(tmp_path: Path) -> None:
     tokenizer = RawBytes().build(260, list)
-    files = {}
-    for number, name in enumerate(["val_000000", "train_000000"]):
-        files |= shard_files(f"datasets/datasets/fineweb10B_byte260/fineweb_{name}.bin", tokenizer, number, tmp_path)
+    files = shard_files("datasets/datasets/fineweb10B_byte260/fineweb_", tokenizer, tmp_path)
     found = fetch_fineweb("byte260", 1, tmp_path / "out", SILENT, Place(local=copy_of(files, tmp_path / "mirror")))
     assert (found.manifest.tokenizer.vocabulary, found.manifest.tokenizer.bos) == (260, 1)
     assert found.manifest.validation.source_bytes == sum(map(len, documents(0)))
     assert found.validation_tokens()[:2].tolist() == [1, documents(0)[0][0] + 4]
-
-
-def shard_files(name: str, tokenizer: Tokenizer, seed: int, folder: Path) -> dict[str, bytes]:
-    runs = [np.append(np.uint16(tokenizer.bos), ids) for ids in tokenizer.encode_many(documents(seed))]
-    write_shard(folder / "shard.bin", np.concatenate(runs))
-    return {name: (folder / "shard.bin").read_bytes()}
 
 
 @pytest.fixture
@@ -306,13 +297,9 @@ def caseops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Toke
     variant = fineweb.VARIANTS["caseops8192"]
     tokenizer = CaseOps().build(300, lambda: documents(0))
     monkeypatch.setitem(fineweb.VARIANTS, "caseops8192", replace(variant, vocabulary=300))
-    folder, files = (
-        f"datasets/datasets/{variant.dataset}",
-        {f"datasets/tokenizers/{variant.tokenizer}": tokenizer.serialize()},
-    )
-    for number, name in enumerate(["val_000000", "train_000000"]):
-        files |= shard_files(f"{folder}/fineweb_{name}.bin", tokenizer, number, tmp_path)
-    mirror = copy_of(files, tmp_path / "mirror")
+    folder = f"datasets/datasets/{variant.dataset}"
+    model = {f"datasets/tokenizers/{variant.tokenizer}": tokenizer.serialize()}
+    mirror = copy_of(model | shard_files(f"{folder}/fineweb_", tokenizer, tmp_path), tmp_path / "mirror")
     counts = tokenizer.byte_lengths(open_shard(mirror / folder / "fineweb_val_000000.bin")).astype(np.uint16)
     counts[5] += 1
     write_shard(mirror / folder / "fineweb_val_bytes_000000.bin", counts)
@@ -501,14 +488,7 @@ def test_no_server_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_library_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any) -> Any:
-        if name.startswith("huggingface_hub"):
-            raise ImportError(name)
-        return real(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"pip install huggingface_hub"):
         fetch_fineweb("sp300", 1, tmp_path, SILENT)
 

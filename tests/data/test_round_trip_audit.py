@@ -1,12 +1,12 @@
 """The audit: every rule that a tokenizer breaks is named and counted, and no other."""
 
-import json
 import time
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import real_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +57,7 @@ def counts(rules: list[Rule]) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def contest(real_data: Path) -> SentencePieceTokenizer:
-    return SentencePieceTokenizer((real_data / "tokenizers" / "fineweb_1024_bpe.model").read_bytes())
+    return real_text.contest(real_data)
 
 
 def test_a_lossless_tokenizer_breaks_no_rule() -> None:
@@ -157,8 +157,7 @@ def test_caseops_over_a_contest_model_loses_what_the_model_loses(contest: Senten
 
 @pytest.mark.long
 def test_real_text_is_explained_to_the_byte(contest: SentencePieceTokenizer, real_data: Path) -> None:
-    lines = (real_data / "small" / "val_small.jsonl").read_text().splitlines()
-    documents = [json.loads(line)["text"].encode() for line in lines]
+    documents = real_text.held_out_documents(real_data)
     begin = time.perf_counter()
     rules = audit(contest, documents)
     assert time.perf_counter() - begin < 3, "0.5 s on one core"

@@ -1,7 +1,7 @@
 """Text from Parquet files and from data sets on the hub, which a server on this machine stands in for."""
 
-import builtins
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,14 +122,7 @@ def test_parquet_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: py
         with pytest.raises(UserError, match=message) as caught:
             read(path)
         assert "\n" not in str(caught.value)
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install pyarrow"):
         read(two)
 

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import inspect
-import json
 import random
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import facts, matches, tensors
+from real_text import contest, held_out_documents
 
 from caddie.config import Config
 from caddie.data.tokenizers import (
@@ -76,15 +76,6 @@ def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) 
         model = contest(request.getfixturevalue("real_data"), int(name.split()[1]))
         tokenizers[name] = CaseOpsTokenizer(model) if name.startswith("caseops") else model
     return tokenizers[name]
-
-
-def contest(real_data: Path, vocabulary: int) -> SentencePieceTokenizer:
-    path = real_data / "tokenizers" / f"fineweb_{vocabulary}_bpe.model"
-    return SentencePieceFile(path=str(path)).build(vocabulary, lambda: [])
-
-
-def documents(path: Path) -> list[bytes]:
-    return [json.loads(line)["text"].encode() for line in path.read_text().splitlines()]
 
 
 # The contract of every tokenizer.
@@ -196,7 +187,7 @@ def test_the_contest_shard_is_reproduced(real_data: Path) -> None:
     words = np.fromfile(real_data / "small" / "val_small_sp1024.bin", np.uint16)
     assert words[:512].view(np.int32)[:3].tolist() == [20240520, 1, len(words) - 512]
     tokenizer = contest(real_data, 1024)
-    ids = tokenizer.encode_many(documents(real_data / "small" / "val_small.jsonl"))
+    ids = tokenizer.encode_many(held_out_documents(real_data))
     stream = np.concatenate([part for document in ids for part in ([tokenizer.bos], document)])
     assert np.array_equal(stream, words[512:])
     assert tokenizer.table_bytes(stream) == sum(len(tokenizer.decode(document)) for document in ids)

@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from real_text import contest
 from rich_models import RICH
 
-from caddie.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
+from caddie.data.tokenizers import ByteTokenizer, Tokenizer
 from caddie.errors import UserError
 from caddie.inference import text_codec
 from caddie.inference.range_coder import Decoder
-from caddie.inference.text_codec import _FILE, _MAGIC, Measured, _hashes, _leb128, compress, decompress, measure
+from caddie.inference.text_codec import Measured, compress, decompress, measure
 from caddie.model import GPT, build
 from caddie.pack.artifact import Artifact, load
 from caddie.score import SGD, ChunkSGD, DocumentLoRA, GlobalSGD, Scoring, Text, score
@@ -186,8 +187,7 @@ def test_verification_compares_with_the_score(
 
 @pytest.mark.long
 def test_a_tokenizer_that_loses_text_still_gives_it_back(real_data: Path) -> None:
-    model = (real_data / "tokenizers" / "fineweb_1024_bpe.model").read_bytes()
-    artifact = artifact_of(SentencePieceTokenizer(model), steps=0)
+    artifact = artifact_of(contest(real_data), steps=0)
     text = "A line.\nAnother  with ﬁ and ½,\ttabs\u2581 and \x00 bytes".encode() + b"\xff\xfe"
     assert decompress(artifact, compress(artifact, [text])) == text
     found = measure(artifact, [text * 3])
@@ -309,7 +309,7 @@ def test_a_megabyte_of_real_text(real_data: Path) -> None:
 def test_a_scoring_that_does_not_fit_the_memory_is_refused(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's compressed text states its own scoring."""
     artifact = load(tiny_run.artifact)
-    packed = _MAGIC + _hashes(artifact, b"") + _leb128(_FILE, 1, 3, 0) + bytes(64)
+    packed = forged(artifact, [3], bytes(64))
     monkeypatch.setattr("caddie.train.stage_memory.free_bytes", lambda *given: 1 << 20)
     for coded in (lambda: decompress(artifact, packed), lambda: compress(artifact, [b"a text"])):
         with pytest.raises(UserError, match=r"scoring needs about .* GiB, and this machine has 0.0 GiB free"):

@@ -160,7 +160,6 @@ def decoded(engine: Browser, stream: bytes, array: np.ndarray) -> Any:
     )
 
 
-@pytest.mark.long
 def test_arrays_by_the_entropy_coder(engine: Browser) -> None:
     for array in arrays():
         stream = EntropyModel().encode(array)
