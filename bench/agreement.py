@@ -312,6 +312,7 @@ def compare(checkout: Path, script: Script) -> dict[str, float]:
             if clip:
                 torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
             for update in our_updates:
+                update.launch()
                 update.step(TrainProgress(step, 0.0, Budget(steps=STEPS)), 1.0, scale)
             for update in their_updates:
                 getattr(update, "launch_reduce_scatters", lambda: None)()

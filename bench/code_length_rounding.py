@@ -24,7 +24,7 @@ there must be three; ± is how much the ratio to plain rounding differs between 
 import argparse
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +48,8 @@ from caddie.run.stages import bits_per_nat, calibrate_recipe, held_out_text
 
 Odds = Literal["tensor", "scale"]
 Move = Literal["energy", "least"]
+Row = dict[str, Any]
+Measure = Callable[[Path, Sequence[float], Sequence[str], int, set[str]], Iterator[Row]]
 
 _PRIOR_COUNT = 200
 """As in the entropy model."""
@@ -75,16 +77,19 @@ class Way:
 
 
 PLAIN = Way()
-WAYS = (
-    PLAIN,
-    Way(move="energy"),
-    Way(move="least"),
-    *(Way("tensor", slope) for slope in (0.25, 0.5, 1.0)),
-    *(Way("scale", slope) for slope in (0.1, 0.25, 0.5, 1.0)),
-    Way("scale", 0.25, "energy"),
-    Way("scale", 0.5, "energy"),
-    Way("scale", 0.5, "least"),
-)
+WAYS = {
+    way.name: way
+    for way in (
+        PLAIN,
+        Way(move="energy"),
+        Way(move="least"),
+        *(Way("tensor", slope) for slope in (0.25, 0.5, 1.0)),
+        *(Way("scale", slope) for slope in (0.1, 0.25, 0.5, 1.0)),
+        Way("scale", 0.25, "energy"),
+        Way("scale", 0.5, "energy"),
+        Way("scale", 0.5, "least"),
+    )
+}
 
 
 def code_lengths(integers: Tensor, odds: Odds) -> tuple[Tensor, Tensor]:
@@ -216,13 +221,25 @@ class Trained:
             self.weights, self._calibrations, self._pack.coding, lambda found: sum(len(one.data) for one in found)
         )
 
+    def costs(self, found: Candidate) -> Row:
+        """Return the bytes of packed weights, and what they cost in bits per byte of held-out text."""
+        gap, divergence = self.reader.read({name: stored.restored for name, stored in found.weights.items()})
+        return {
+            "bytes": found.file_bytes,
+            "gap": gap * self.per_nat,
+            "divergence": divergence * self.per_nat,
+            "predicted": (found.predicted_loss or 0.0) * self.per_nat,
+        }
 
-def measure(run: Path, steps: Iterable[float], ways: Sequence[Way], tokens: int, done: set[str]) -> Iterable[Any]:
+
+def measure(run: Path, steps: Sequence[float], ways: Sequence[str], tokens: int, done: set[str]) -> Iterator[Row]:
     """A row for each step and way that is not `done`."""
+    if all(row_key(run, step, way) in done for step in steps for way in ways):
+        return
     trained = Trained(run, tokens)
-    drafts, chosen, per_nat = trained.candidates(), trained.quantizers, trained.per_nat
+    drafts, chosen = trained.candidates(), trained.quantizers
     for step in steps:
-        wanted = [way for way in ways if _key(run, step, way) not in done]
+        wanted = [WAYS[way] for way in ways if row_key(run, step, way) not in done]
         if not wanted:
             continue
         quantizers = {
@@ -232,17 +249,13 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[Way], tokens: int,
         plain = drafts.make(quantizers)
         for way in wanted:
             draft = plain if way == PLAIN else drafts.changed(plain, _anew(drafts, plain, way))
-            gap, divergence = trained.reader.read({name: stored.restored for name, stored in draft.weights.items()})
             yield {
-                "key": _key(run, step, way),
+                "key": row_key(run, step, way.name),
                 "run": run.name,
                 "parameters": trained.recipe.parameters,
                 "way": way.name,
                 "step": step,
-                "bytes": draft.file_bytes,
-                "gap": gap * per_nat,
-                "divergence": divergence * per_nat,
-                "predicted": (draft.predicted_loss or 0.0) * per_nat,
+                **trained.costs(draft),
             }
 
 
@@ -254,11 +267,27 @@ def _anew(drafts: Candidates, plain: Candidate, way: Way) -> dict[str, Arrays]:
     }
 
 
-def _key(run: Path, step: float, way: Way) -> str:
-    return f"{run.name} {step:.3g} {way.name}"
+def row_key(run: Path, step: float, way: str) -> str:
+    """Tells a row from all others of its file."""
+    return f"{run.name} {step:.3g} {way}"
 
 
-def at(points: Sequence[dict[str, Any]], size: float, field: str) -> float | None:
+def measured(given: argparse.Namespace, measure: Measure) -> Iterator[tuple[Path, list[Row]]]:
+    """Each run with all rows so far: those of `--rows`, and what they lack, which is measured, shown and kept there."""
+    rows = []
+    if given.rows and given.rows.exists():
+        rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
+    for run in given.runs:
+        for row in measure(run, given.steps, given.ways, given.tokens, {row["key"] for row in rows}):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            if given.rows:
+                with given.rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        yield run, rows
+
+
+def at(points: Sequence[Row], size: float, field: str) -> float | None:
     """The field of a file of so many bytes; None beyond the points, or where there are fewer than three of them.
 
     The parabola that is nearest to the points in logarithms of both; a straight line is off by 6 % in the middle of an
@@ -275,9 +304,9 @@ def at(points: Sequence[dict[str, Any]], size: float, field: str) -> float | Non
     return share * math.exp(np.polyval(np.polyfit(sizes, logs, 2), math.log(size)))
 
 
-def summary(rows: Sequence[dict[str, Any]], sizes: Sequence[float] = ()) -> str:
+def summary(rows: Sequence[Row], sizes: Sequence[float] = ()) -> str:
     """The table of one run: each way at the sizes, and what it comes to over all sizes of plain rounding."""
-    by_way: dict[str, list[dict[str, Any]]] = {}
+    by_way: dict[str, list[Row]] = {}
     for row in rows:
         by_way.setdefault(row["way"], []).append(row)
     plain = by_way.get(PLAIN.name, [])
@@ -309,25 +338,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--steps", nargs="*", type=float, default=STEPS)
-    names = [way.name for way in WAYS]
-    parser.add_argument("--ways", nargs="+", default=names, choices=names, help="besides plain rounding")
+    parser.add_argument("--ways", nargs="+", default=[*WAYS], choices=[*WAYS], help="besides plain rounding")
     parser.add_argument("--megabytes", nargs="*", type=float, default=())
     parser.add_argument("--tokens", type=int, default=32_768, help="held-out tokens that are read")
     parser.add_argument("--rows", type=Path)
     arguments = parser.parse_args()
-    rows = []
-    if arguments.rows and arguments.rows.exists():
-        rows = [json.loads(line) for line in arguments.rows.read_text().splitlines()]
-    ways = [way for way in WAYS if way == PLAIN or way.name in arguments.ways]
-    for run in arguments.runs:
-        done = {row["key"] for row in rows}
-        if any(_key(run, step, way) not in done for step in arguments.steps for way in ways):
-            for row in measure(run, arguments.steps, ways, arguments.tokens, done):
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-                if arguments.rows:
-                    with arguments.rows.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+    arguments.ways = [name for name, way in WAYS.items() if way == PLAIN or name in arguments.ways]
+    for run, rows in measured(arguments, measure):
         ours = [row for row in rows if row["run"] == run.name]
         print(f"\n{run.name}, bits per byte\n\n{summary(ours, [1e6 * size for size in arguments.megabytes])}\n")
 

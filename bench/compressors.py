@@ -28,7 +28,7 @@ from caddie.data.documents import find
 from caddie.data.splits import divide
 from caddie.doctor.host import processor
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import write_file
 
 CAPS = (0, 300_000, 1_000_000)
 """Bytes for what is known of the training text."""
@@ -142,8 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cells = [name, f"{cap:,}", f"{rows[-1]['known_bytes']:,}", f"{rows[-1]['bits_per_byte']:.4f}"]
             print(*cells, sep="\t", flush=True)
     if given.json:
-        with replacing(given.json) as file:
-            file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        write_file(given.json, "".join(json.dumps(one) + "\n" for one in rows).encode())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from caddie.data.shards import Tokens, open_shard
 from caddie.doctor.pace import named
 from caddie.model.flops import Flops, count
 from caddie.ops import product_dtype
-from caddie.runtime.distributed import Ranks, local_device
+from caddie.runtime.distributed import Ranks
 from caddie.train.prefetch import AsyncScalar, prefetch
 from caddie.train.trainer import Trainer
 from caddie.train.warmup import warm_up
@@ -75,13 +75,10 @@ class OurSteps(Repeated):
         seed: int = 0,
         mode: str | None = None,
     ) -> None:
-        ranks = Ranks(device=local_device())
-        super().__init__(ranks.device)
-        if threads is not None:
-            torch.set_num_threads(threads)
+        super().__init__(threads)
         recipe = named(name, settings)
         train = recipe.train
-        self.trainer = trainer = Trainer(recipe.model, train, seed, ranks)
+        self.trainer = trainer = Trainer(recipe.model, train, seed, Ranks(device=self.device))
         if mode is not None:
             trainer.compiled_losses = torch.compile(trainer._losses, dynamic=False, mode=mode)
             trainer.compile(True)
@@ -169,9 +166,7 @@ class MatrixProducts(Repeated):
     first = "float32"
 
     def __init__(self, size: int | None = None, threads: int | None = None) -> None:
-        super().__init__(local_device())
-        if threads is not None:
-            torch.set_num_threads(threads)
+        super().__init__(threads)
         size = size or (8192 if self.device.type == "cuda" else 1024)
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         formats = {name: product_dtype(self.device, getattr(torch, name)) for name in ("float32", "bfloat16")}

@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from laps import peak_bytes
+from weight_coding import entropy
 
 from caddie.model.parameters import Constant, Part
 from caddie.pack import container
@@ -43,6 +45,7 @@ Scales = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 _FACTS = "facts"
 _LEAST = 4096  # elements
+MIB = 1 << 20
 _MEAN, _ROWS, _COLUMNS = 1.6, 0.3, 0.5  # of magnitudes, and deviations of their logarithms by row and column
 
 
@@ -109,7 +112,7 @@ def encoded(
     """The artifact's sections of weights, and bytes and seconds: ours by one process, and by one for each core."""
     chance = np.random.default_rng(0)
     arrays: list[dict[str, npt.NDArray[Any]]] = []
-    entropy, brotli_bytes, brotli_seconds = 0.0, 0, 0.0
+    entropy_bytes, brotli_bytes, brotli_seconds = 0.0, 0, 0.0
     for name, shape in shapes.items():
         integers = drawn(name, shape, known, chance)
         arrays.append(
@@ -125,8 +128,7 @@ def encoded(
         begin = time.perf_counter()
         brotli_bytes += min(len(Packed(columns=way, shuffle=True).encode(small)) for way in (False, True))
         brotli_seconds += time.perf_counter() - begin
-        counts = np.unique(integers, return_counts=True)[1]
-        entropy += float((counts * np.log2(integers.size / counts)).sum()) / 8
+        entropy_bytes += entropy(integers)
     layouts = [list(quantizer.layout(shape)) for shape in shapes.values()]
     jobs = [EncodeJob(found[key]) for found, layout in zip(arrays, layouts, strict=True) for key in layout]
     seconds = {}
@@ -144,7 +146,7 @@ def encoded(
         "shapes": shapes,
         "trellis": isinstance(quantizer, Trellis),
         "elements": sum(math.prod(shape) for shape in shapes.values()),
-        "entropy_bytes": entropy,
+        "entropy_bytes": entropy_bytes,
         "bytes": sum(len(section.data) for section in sections),
         "seconds": [*seconds.items()],
         "brotli_bytes": brotli_bytes,
@@ -167,10 +169,11 @@ def read(path: Path, cores: int) -> dict[str, float]:
     contents = container.read(path).sections
     facts = json.loads(contents.pop(_FACTS))
     shapes = {name: (rows, columns) for name, (rows, columns) in facts["shapes"].items()}
-    before = _peak()
+    cpu = torch.device("cpu")
+    before = peak_bytes(cpu) / MIB
     begin = time.perf_counter()
     decoded(shapes, contents, facts["trellis"])
-    return {"seconds": time.perf_counter() - begin, "peak": _peak(), "before": before}
+    return {"seconds": time.perf_counter() - begin, "peak": peak_bytes(cpu) / MIB, "before": before}
 
 
 def timed(path: Path, cores: int) -> dict[str, float]:
@@ -210,12 +213,6 @@ def summary(facts: Mapping[str, Any], times: Mapping[int, list[dict[str, float]]
 
 def _words(name: str) -> set[str]:
     return {word for word in re.split(r"[_\d]+", name) if word}
-
-
-def _peak() -> float:
-    """Of this process so far, in MiB; `getrusage` would count what its parent had."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]) / 1024
 
 
 def main() -> None:

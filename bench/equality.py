@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from kernels import REPEATS, error, milliseconds, names, one_call, operations
+from kernels import error, least, names, one_call, operations
 from torch import Tensor
 
 from caddie.ops.attention import BACKENDS, Visibility, segment_bucket
@@ -92,9 +92,7 @@ def compared(call: Call, plain: Call, exact: Call) -> dict[str, Any]:
     try:
         right = exact()
         errors = [error(one(), right) for one in (call, plain)]
-        best = [float("inf"), float("inf")]
-        for _ in range(REPEATS):
-            best = [min(least, milliseconds(one)) for least, one in zip(best, (call, plain), strict=True)]
+        best = least([call, plain])
     except Exception as problem:  # whatever a library says when it cannot
         return {"equal": None, "why": one_line(f"{type(problem).__name__}: {problem}")[:60]}
     return {

@@ -59,15 +59,10 @@ def measure(rank: int, store: str, name: str) -> None:
         f"{len(groups)} sums, one by one": apart,
         f"{len(groups)} sums together": together,
     }
-    least = {
-        way: min(found)
-        for way, found in zip(
-            ways, zip(*([*map(microseconds, ways.values())] for _ in range(ROUNDS)), strict=True), strict=True
-        )
-    }
+    rounds = [[microseconds(work) for work in ways.values()] for _ in range(ROUNDS)]
     if ranks.first:
-        for way, found in least.items():
-            print(f"{way}: {found:,.0f} microseconds")
+        for way, *found in zip(ways, *rounds, strict=True):
+            print(f"{way}: {min(found):,.0f} microseconds")
     dist.destroy_process_group()
 
 

@@ -15,15 +15,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from weight_coding import entropy
 
 from caddie.pack.quantize.trellis import _ERROR, CHAIN, CHECKS, Array, Floats, Trellis
 from caddie.report.tables import table
-
-
-def entropy(integers: Array) -> float:
-    """Bits of an integer."""
-    counts = np.unique(integers, return_counts=True)[1]
-    return float((counts * np.log2(integers.size / counts)).sum()) / integers.size
 
 
 def trellis_of_source(source: Floats, step: float, states: int, shrunk: bool) -> tuple[float, float]:
@@ -32,7 +27,7 @@ def trellis_of_source(source: Floats, step: float, states: int, shrunk: bool) ->
     moved = _ERROR / values.std() * np.clip(values / values.std(), -1, 1) if shrunk else 0
     points = Trellis(states=states)._nearest_path(values - moved)
     integers = np.where(points % 1 == 0.25, np.floor(points), -np.ceil(points))
-    return entropy(integers), float(((source - points * step) ** 2).mean())
+    return 8 * entropy(integers) / integers.size, float(((source - points * step) ** 2).mean())
 
 
 def e8_of_source(source: Floats, step: float) -> tuple[float, float]:
@@ -64,7 +59,7 @@ def e8_of_source(source: Floats, step: float) -> tuple[float, float]:
 def plain_of_source(source: Floats, step: float) -> tuple[float, float]:
     """Bits and squared error of rounding to the nearest step."""
     integers = np.rint(source / step).astype(np.int64)
-    return entropy(integers), float(((source - integers * step) ** 2).mean())
+    return 8 * entropy(integers) / integers.size, float(((source - integers * step) ** 2).mean())
 
 
 def source_table(count: int, rates: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)) -> str:

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from stages import scoring_rates
 
 from caddie.cli.exits import end
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import write_file
 from caddie.report.tables import one_line, table
 from caddie.run.result import commit
 
@@ -60,14 +59,15 @@ Tell = Callable[[dict[str, Any]], None]
 """Keeps what a part has found so far."""
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(argparse.Namespace):
     """The options of the command line."""
 
     out: Path
     shards: Path | None
     peer: Path | None
+    part: list[str] | None
     rehearse: bool
+    run: str | None
 
     def recipe(self, name: str) -> tuple[str, tuple[str, ...]]:
         """A recipe, or its small twin, and its settings."""
@@ -296,7 +296,7 @@ def _blocks(found: Mapping[str, Any]) -> list[str]:
     return blocks
 
 
-def parsed(given: list[str]) -> argparse.Namespace:
+def parsed(given: list[str]) -> Options:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the page and the figures go")
@@ -305,16 +305,16 @@ def parsed(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--part", action="append", choices=PARTS, help="this part alone; may be repeated")
     parser.add_argument("--rehearse", action="store_true", help="everything at toy size")
     parser.add_argument("--run", choices=PARTS, help=argparse.SUPPRESS)
-    return parser.parse_args(given)
+    return parser.parse_args(given, Options())
 
 
 def main() -> int:
     """All parts, or with `--run` one of them in this process."""
     given = sys.argv[1:]
-    arguments = parsed(given)
-    options = Options(arguments.out, arguments.shards, arguments.peer, arguments.rehearse)
-    if arguments.run:
-        PARTS[arguments.run][0](options, lambda found: _write(options.out / f"{arguments.run}.json", json.dumps(found)))
+    options = parsed(given)
+    if options.run:
+        path = options.out / f"{options.run}.json"
+        PARTS[options.run][0](options, lambda found: write_file(path, json.dumps(found).encode()))
         return 0
     if not options.rehearse and not torch.cuda.is_available():
         raise UserError("there is no GPU here; --rehearse runs all parts at toy size")
@@ -324,20 +324,15 @@ def main() -> int:
     begin, parts = time.monotonic(), dict[str, Any]()
     found: dict[str, Any] = {"date": datetime.date.today().isoformat(), "parts": parts}
     found["command"] = " ".join(["python", "bench/gpu.py", *given])
-    for name in arguments.part or PARTS:
+    for name in options.part or PARTS:
         print(f"{name}: at most {PARTS[name][1]:,.0f} seconds", flush=True)
         parts[name] = supervised(name, given, options.out, PARTS[name][1])
         print(f"  {parts[name].get('failed', 'done')}, {parts[name]['seconds']:,.0f} seconds", flush=True)
         found["seconds"] = time.monotonic() - begin
-        _write(options.out / "gpu.json", json.dumps(found, indent=1))
-        _write(options.out / "gpu.md", page(found))
+        write_file(options.out / "gpu.json", json.dumps(found, indent=1).encode())
+        write_file(options.out / "gpu.md", page(found).encode())
     print(f"written  {options.out / 'gpu.md'}")
     return int(any("failed" in part for part in parts.values()))
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text)
 
 
 if __name__ == "__main__":

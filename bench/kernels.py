@@ -13,8 +13,9 @@ import argparse
 import importlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -84,6 +85,12 @@ def milliseconds(work: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
+def least(works: Sequence[Callable[[], object]], repeats: int = REPEATS) -> list[float]:
+    """The least milliseconds of each, called one after the other."""
+    rounds = [[milliseconds(work) for work in works] for _ in range(repeats)]
+    return [min(times) for times in zip(*rounds, strict=True)]
+
+
 def operations() -> list[tuple[str, str, tuple[Tensor, ...], tuple[object, ...]]]:
     """Operation, what is said of its size, tensors, settings."""
     sizes = [(65_536, 1024), (32_768, 8192)] if GPU else [(2048, 1024), (4096, 1024), (2048, 2048), (2048, 8192)]
@@ -143,10 +150,7 @@ def compare() -> None:
         exact = one_call(operation, "plain", tuple(tensor.float() for tensor in tensors), settings)()
         calls = {name: one_call(operation, name, tensors, settings) for name in these}
         errors = {name: error(call(), exact) for name, call in calls.items()}
-        best = dict.fromkeys(these, float("inf"))
-        for _ in range(REPEATS):
-            for name, call in calls.items():
-                best[name] = min(best[name], milliseconds(call))
+        best = dict(zip(these, least(list(calls.values())), strict=True))
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         chosen = choose(operation, DEVICE, tensors[0].dtype) if operation in IMPLEMENTATIONS else "plain"
         for name in these:
@@ -161,11 +165,8 @@ def products() -> None:
     """A line for each size of a product in inference mode: PyTorch's own time, and as this program multiplies."""
     for rows, inputs, outputs in ((64, 128, 128), (2048, 128, 1024), (4096, 128, 128), (4096, 512, 1024)):
         x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
-        best = [float("inf"), float("inf")]
         with torch.inference_mode():
-            for _ in range(10 * REPEATS):
-                for index, multiply in enumerate((torch.nn.functional.linear, linear)):
-                    best[index] = min(best[index], milliseconds(lambda: multiply(x, weight)))  # noqa: B023
+            best = least([partial(torch.nn.functional.linear, x, weight), partial(linear, x, weight)], 10 * REPEATS)
         rates = [2e-6 * rows * inputs * outputs / spent for spent in best]
         print(
             f"linear           float32  {f'{rows} x {inputs} x {outputs}':22} {rates[1]:8.1f} GFLOP/s, "

@@ -9,7 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import pairwise
 from multiprocessing import get_context
@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 
 from caddie.errors import UserError
+from caddie.runtime.distributed import local_device
 
 Lap = dict[str, float]
 """Seconds of one repetition by part; `whole` is their sum."""
@@ -75,9 +76,11 @@ class Repeated(ABC):
 
     first = "forward"
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.watch = Stopwatch(device)
+    def __init__(self, threads: int | None = None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.device = local_device()
+        self.watch = Stopwatch(self.device)
         self.facts: dict[str, Any] = {}
         self._pace: float | None = None
 
@@ -122,10 +125,7 @@ class Apart:
 
     def _answer(self, function: Callable[..., T], *given: Any, **named: Any) -> T:
         try:
-            return self._pool.submit(function, *given, **named).result()
-        except BrokenProcessPool:
-            self.close()
-            raise UserError("the process that was measured has ended, as it does when memory is short") from None
+            return _result(self._pool.submit(function, *given, **named))
         except Exception:
             self.close()
             raise
@@ -148,10 +148,14 @@ def _block(seconds: float) -> tuple[list[Lap], dict[str, Any]]:
 def apart(function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
     """What the function gives in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            return pool.submit(function, *given, **named).result()
-        except BrokenProcessPool:
-            raise UserError("the process that was measured has ended, as it does when memory is short") from None
+        return _result(pool.submit(function, *given, **named))
+
+
+def _result(job: Future[T]) -> T:
+    try:
+        return job.result()
+    except BrokenProcessPool:
+        raise UserError("the process that was measured has ended, as it does when memory is short") from None
 
 
 def in_turns(contenders: Sequence[Contender], seconds: float, rounds: int) -> list[list[list[Lap]]]:

@@ -69,26 +69,23 @@ def costs(
     for lift in lifts:
         x, w = lifted(h, weight, lift)
         true = _losses(exact, x, w, targets, cap)
-        yield {
-            "lift": lift,
-            "path": "float64",
-            "compiled": "no",
-            "nats": float(true.mean()),
-            "mean": 0.0,
-            "deviation": 0.0,
-        }
+        yield _row(lift, "float64", False, true, true)
         for compiled in (False, True) if compile_too else (False,):
             for name, path in PATHS.items():
-                found = _losses(torch.compile(path, dynamic=True) if compiled else path, x, w, targets, cap).double()
-                error = found - true
-                yield {
-                    "lift": lift,
-                    "path": name,
-                    "compiled": "yes" if compiled else "no",
-                    "nats": float(found.mean()),
-                    "mean": float(error.mean()),
-                    "deviation": float(error.std()),
-                }
+                found = _losses(torch.compile(path, dynamic=True) if compiled else path, x, w, targets, cap)
+                yield _row(lift, name, compiled, found.double(), true)
+
+
+def _row(lift: float, path: str, compiled: bool, found: Tensor, true: Tensor) -> dict[str, Any]:
+    error = found - true
+    return {
+        "lift": lift,
+        "path": path,
+        "compiled": "yes" if compiled else "no",
+        "nats": float(found.mean()),
+        "mean": float(error.mean()),
+        "deviation": float(error.std()),
+    }
 
 
 def _losses(path: Losses, h: Tensor, weight: Tensor, targets: Tensor, cap: float) -> Tensor:

@@ -62,9 +62,7 @@ class NanochatSteps(Repeated):
     def __init__(
         self, path: Path, name: str, settings: tuple[str, ...], threads: int | None, compiled: bool = False
     ) -> None:
-        super().__init__(local_device())
-        if threads is not None:
-            torch.set_num_threads(threads)
+        super().__init__(threads)
         self.shape = shape = shape_of(named(name, settings))
         on_gpu = self.device.type == "cuda"
         compiled = compiled or on_gpu

@@ -30,7 +30,7 @@ from laps import WHOLE, Lap, resident_peak
 from stages import tokenizer_of
 
 from caddie.config.schedules import TrainProgress, int_at
-from caddie.data.shards import Tokens, open_shard, write_shard
+from caddie.data.shards import open_shard, write_shard
 from caddie.data.tokenizers import SentencePieceTokenizer
 from caddie.doctor.pace import named
 from caddie.errors import UserError
@@ -323,7 +323,7 @@ class Peer:
 def write_nanogpt_data(folder: Path, shape: Shape, shards: Path | None) -> None:
     """Tokens as nanoGPT reads them, made up or those of the first training shard, and the size of the vocabulary."""
     folder.mkdir(parents=True)
-    tokens = _first_shard(shards) if shards else documents(shape.vocabulary, 8 * shape.tokens + 1)
+    tokens = open_shard(training_shards(shards)[0]) if shards else documents(shape.vocabulary, 8 * shape.tokens + 1)
     for name in ("train.bin", "val.bin"):
         tokens.astype("<u2").tofile(folder / name)
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": shape.vocabulary}))
@@ -340,10 +340,6 @@ def write_contest_data(folder: Path, shape: Shape, write_shards: bool) -> None:
             folder / "shards" / "fineweb_train_000000.bin", documents(shape.vocabulary, 16 * (shape.tokens + 8))
         )
         write_shard(folder / "shards" / "fineweb_val_000000.bin", documents(shape.vocabulary, 8 * shape.length + 1))
-
-
-def _first_shard(folder: Path) -> Tokens:
-    return open_shard(training_shards(folder)[0])
 
 
 def training_shards(folder: Path) -> list[Path]:

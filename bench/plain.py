@@ -20,7 +20,6 @@ from caddie.data.shards import Tokens
 from caddie.doctor.pace import named
 from caddie.model import GPT
 from caddie.runtime.autotune import compiled_here
-from caddie.runtime.distributed import local_device
 
 PLAIN = (
     ("plain, AdamW", False, False),
@@ -136,9 +135,7 @@ class PlainSteps(Repeated):
         muon: bool = False,
         compiled: bool = False,
     ) -> None:
-        super().__init__(local_device())
-        if threads is not None:
-            torch.set_num_threads(threads)
+        super().__init__(threads)
         recipe = named(name, settings)
         train, moment = recipe.train, TrainProgress(0, 0.0, recipe.train.budget)
         self.parts, self.length = train.micro_batches_at(moment), int_at(train.sequence_length, moment)

@@ -12,7 +12,6 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file
 
@@ -53,15 +52,14 @@ WAYS = {
 }
 
 
-def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:
-    """A row for each cap and way."""
+def measure(run: Path, caps: list[int]) -> None:
+    """Print a row for each cap and way."""
     recipe, seed, corpus = read_run(run)
     text, scoring = held_out_text(corpus), recipe.score.plain
     model = build(recipe.model, 0)
     weights = load_file(run / WEIGHTS)
     model.load_state_dict(weights)
     before = score(model, text, scoring).bits_per_byte
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for cap in caps:
             for name, config in WAYS.items():
@@ -72,25 +70,22 @@ def measure(run: Path, caps: list[int]) -> list[dict[str, Any]]:
                 compressed = pack(metadata_of(packing, seed, corpus), weights, packing.pack, path, known)
                 seconds = time.perf_counter() - begin
                 packed = artifacts.load(path)
-                rows.append(
-                    {
-                        "run": run.name,
-                        "parameters": recipe.parameters,
-                        "cap": cap,
-                        "way": name,
-                        "bytes": packed.file_bytes,
-                        "before": before,
-                        "seconds": seconds,
-                        "gap": score(packed.model, text, scoring).bits_per_byte - before,
-                        "predicted_nats": compressed.candidate.predicted_loss,
-                    }
-                )
-                print(json.dumps(rows[-1]), flush=True)
-    return rows
+                row = {
+                    "run": run.name,
+                    "parameters": recipe.parameters,
+                    "cap": cap,
+                    "way": name,
+                    "bytes": packed.file_bytes,
+                    "before": before,
+                    "seconds": seconds,
+                    "gap": score(packed.model, text, scoring).bits_per_byte - before,
+                    "predicted_nats": compressed.candidate.predicted_loss,
+                }
+                print(json.dumps(row), flush=True)
 
 
 def main() -> None:
-    """The table."""
+    """The rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--caps", nargs="+", type=int, required=True)

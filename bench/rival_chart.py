@@ -9,6 +9,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -172,12 +173,7 @@ def _panel(
 def _apart(named: Sequence[tuple[float, Curve]], least: float = 14.0) -> list[tuple[float, Curve]]:
     """Move labels down, and then up, until no two are nearer than `least`."""
     placed = sorted(named, key=lambda one: (one[0], one[1].label))
-    for number in range(1, len(placed)):
-        y, curve = placed[number]
-        placed[number] = max(y, placed[number - 1][0] + least), curve
-    over = placed[-1][0] - BOTTOM if placed else 0.0
-    for number in range(len(placed) - 1, -1, -1):
-        y, curve = placed[number]
-        limit = placed[number + 1][0] - least if number + 1 < len(placed) else BOTTOM
-        placed[number] = (min(y, limit), curve) if over > 0 else (y, curve)
-    return placed
+    heights = list(accumulate((y for y, _ in placed), lambda above, y: max(y, above + least)))
+    if heights and heights[-1] > BOTTOM:
+        heights = list(accumulate([BOTTOM, *heights[-2::-1]], lambda below, y: min(y, below - least)))[::-1]
+    return [(y, curve) for y, (_, curve) in zip(heights, placed, strict=True)]

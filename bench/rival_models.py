@@ -36,7 +36,6 @@ from caddie.pack.container import Section
 from caddie.pack.decompress import decompress
 from caddie.pack.quantize import Calibration
 from caddie.recipes.catalog import find
-from caddie.recipes.recipe import Recipe
 from caddie.run.resolve_corpus import open_corpus
 from caddie.run.run import metadata_of, train_recipe
 from caddie.run.stages import calibrate_recipe
@@ -75,17 +74,13 @@ class Contender(ABC):
     """A model that is trained, packed and scored; `given` are its settings that are not the defaults."""
 
     name: str
-    defaults: ClassVar[Settings]
 
-    def __init__(self, given: Settings, checkout: Path | None = None) -> None:
-        if unknown := given.keys() - self.defaults.keys():
-            raise UserError(f"{self.name} has no setting {sorted(unknown)[0]}; it has {', '.join(self.defaults)}")
-        self.settings, self.checkout = {**self.defaults, **given}, checkout
+    @abstractmethod
+    def __init__(self, given: Settings, checkout: Path | None = None) -> None: ...
 
-    @classmethod
-    def corpus(cls, source: str, given: Settings, progress: Progress = SILENT) -> Corpus:
-        """Return a text under the demo's tokenizer and split, prepared once."""
-        return open_corpus(find("tiny"), source, progress)
+    @abstractmethod
+    def corpus(self, source: str, progress: Progress = SILENT) -> Corpus:
+        """Return a text under the model's tokenizer and the demo's split, prepared once."""
 
     @abstractmethod
     def train(self, corpus: Corpus, seconds: float, seed: int, folder: Path, progress: Progress) -> Outcome:
@@ -107,21 +102,14 @@ class Caddie(Contender):
     """A recipe of caddie's; the settings are `recipe`, by name, and a diff on it."""
 
     name = "caddie"
-    defaults: ClassVar[Settings] = {"recipe": "tiny"}
 
     def __init__(self, given: Settings, checkout: Path | None = None) -> None:
-        self.settings = {**self.defaults, **given}
-        self.recipe = self._recipe(given)
+        diff = {"pack": Pack(cap_bytes=1_000_000), **given}
+        self.recipe = find(str(diff.pop("recipe", "tiny"))).but(diff)
 
-    @classmethod
-    def _recipe(cls, given: Settings) -> Recipe:
-        diff = {"pack": Pack(cap_bytes=1_000_000), **{path: value for path, value in given.items() if path != "recipe"}}
-        return find(str(given.get("recipe", cls.defaults["recipe"]))).but(diff)
-
-    @classmethod
-    def corpus(cls, source: str, given: Settings, progress: Progress = SILENT) -> Corpus:
+    def corpus(self, source: str, progress: Progress = SILENT) -> Corpus:
         """Return a text under the recipe's tokenizer; the held-out documents are the same under any."""
-        return open_corpus(cls._recipe(given), source, progress)
+        return open_corpus(self.recipe, source, progress)
 
     def train(self, corpus: Corpus, seconds: float, seed: int, folder: Path, progress: Progress) -> Outcome:
         """Train as `caddie train` does."""
@@ -186,13 +174,20 @@ class Public(Contender):
 
     first: str
     """File by which a checkout is known."""
+    defaults: ClassVar[Settings]
     clip: float = 0.0
     """Norm that gradients are clipped to, 0 for none."""
 
     def __init__(self, given: Settings, checkout: Path | None = None) -> None:
-        super().__init__(given, checkout)
+        if unknown := given.keys() - self.defaults.keys():
+            raise UserError(f"{self.name} has no setting {sorted(unknown)[0]}; it has {', '.join(self.defaults)}")
         if checkout is None or not (checkout / self.first).is_file():
             raise UserError(f"no {self.first} in {checkout}; name a checkout of {self.name} with --{self.name.lower()}")
+        self.settings, self.checkout = {**self.defaults, **given}, checkout
+
+    def corpus(self, source: str, progress: Progress = SILENT) -> Corpus:
+        """Return a text under the demo's tokenizer."""
+        return open_corpus(find("tiny"), source, progress)
 
     @property
     @abstractmethod

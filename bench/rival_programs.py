@@ -47,7 +47,7 @@ class NanoGPT(Public):
 
     def build(self, vocabulary: int) -> nn.Module:
         """Return its `GPT`."""
-        theirs = _module(cast(Path, self.checkout), "model")
+        theirs = _module(self.checkout, "model")
         names = ("n_layer", "n_head", "n_embd", "block_size", "dropout", "bias")
         shape = {name: self.settings[name] for name in names}
         return cast(nn.Module, theirs.GPT(theirs.GPTConfig(vocab_size=vocabulary, **shape)))
@@ -128,9 +128,7 @@ class Nanochat(Public):
         )
 
     def _theirs(self) -> Any:
-        return imported(
-            cast(Path, self.checkout), "nanochat.gpt", self.settings["compile"], dtype=self.settings["dtype"]
-        )
+        return imported(self.checkout, "nanochat.gpt", self.settings["compile"], dtype=self.settings["dtype"])
 
     def build(self, vocabulary: int) -> nn.Module:
         """Return its `GPT`."""

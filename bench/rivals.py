@@ -36,7 +36,7 @@ from rival_programs import CONTENDERS
 from caddie.cli.exits import end
 from caddie.doctor.host import processor
 from caddie.errors import CheckFailed, UserError
-from caddie.files import replacing
+from caddie.files import write_file
 from caddie.report.display import Display, clock
 from caddie.run.stages import held_out_text
 from caddie.score import score, use_quickest_threads
@@ -251,7 +251,7 @@ def train_job(job: Job, checkout: Path | None, folder: Path) -> dict[str, Any]:
     contender = CONTENDERS[job.contender](job.settings, checkout)
     with Display() as display:
         display.phase("prepare")
-        corpus = contender.corpus(job.source, job.settings, display)
+        corpus = contender.corpus(job.source, display)
         display.phase("train")
         outcome = contender.train(corpus, job.seconds, job.seed, folder, display)
     torch.save(outcome.weights, folder / "weights.pt")
@@ -265,7 +265,7 @@ def judge_job(job: Job, checkout: Path | None, folder: Path, caps: Sequence[int]
     weights = torch.load(folder / "weights.pt", weights_only=True)
     found = []
     with Display() as display:
-        corpus = contender.corpus(job.source, job.settings)
+        corpus = contender.corpus(job.source)
         text = held_out_text(corpus)
         display.phase("calibrate")
         known = contender.calibrate(weights, corpus, display)
@@ -353,8 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{job.contender}, {kind}: {json.dumps(job.settings)}, {job.seconds:g} s on {job.source}", flush=True)
         found = run_job(job, checkouts[job.contender], job.left(rows))
         rows += found
-        with replacing(given.rows) as file:
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_file(given.rows, "".join(json.dumps(row) + "\n" for row in rows).encode())
         for row in found:
             if row["bits_per_byte"] is None:
                 print("", f"{row['cap_bytes']:,}", row["failed"], sep="\t", flush=True)

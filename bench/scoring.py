@@ -19,12 +19,9 @@ to the same nats to a millionth. Weights are random, or those of an artifact, wi
 cache and without. With `--whole`, this program then scores all the bytes and says what memory that took.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -32,35 +29,38 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from caddie.model import Model
-    from caddie.score import Text
+import numpy as np
+import torch
+import torch.nn.functional as F
+from laps import peak_bytes
+
+from caddie.config import parse_assignment
+from caddie.data.shards import open_shard, write_shard
+from caddie.inference.sample import sample
+from caddie.model import GPT, Model, build
+from caddie.ops import IMPLEMENTATIONS, use_implementations
+from caddie.pack import artifact as artifacts
+from caddie.recipes.catalog import find
+from caddie.run.resolve_corpus import open_corpus
+from caddie.score import Scoring, Text, score, use_quickest_threads
 
 TIMES = (1, 4, 16)
 VOCABULARY, BOS, DOCUMENT = 256, 0, 512
 LENGTH = 128
+CPU = torch.device("cpu")
 WAYS = {
     "plain": f"stride={LENGTH}",
     "sliding": f"stride={LENGTH // 2}",
-    "chunks": "adaptation=ChunkSGD(chunk_tokens=4096,sgd=SGD(epochs=1))",
-    "documents": 'adaptation=DocumentLoRA(rank=4,chunk_tokens=64,documents=16,targets=["head"])',
+    "chunks": "ttt=ChunkSGD(chunk_tokens=4096,sgd=SGD(epochs=1))",
+    "documents": 'ttt=DocumentLoRA(rank=4,chunk_tokens=64,documents=16,targets=["head"])',
 }
 """What is set besides the length of a window."""
 
 
-def peak_bytes() -> int:
-    """Most memory that was resident in this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def write(path: Path, tokens: int) -> None:
     """A shard of random documents."""
-    import numpy as np
-
-    from caddie.data.shards import write_shard
-
     ids = np.random.default_rng(0).integers(1, VOCABULARY, tokens, dtype=np.uint16)
     ids[np.random.default_rng(1).integers(0, tokens, tokens // DOCUMENT)] = BOS
     write_shard(path, ids)
@@ -68,31 +68,19 @@ def write(path: Path, tokens: int) -> None:
 
 def measure(path: Path, tokens: int, way: str) -> None:
     """Print seconds and bytes of scoring a shard in one way, after its first tokens."""
-    import torch
-
-    from caddie.config import parse_assignment
-    from caddie.data.shards import open_shard
-    from caddie.model import GPT, build
-    from caddie.score import Scoring, Text, score
-
     torch.set_num_threads(1)
     model = build(GPT(vocabulary=VOCABULARY, width=16, depth=1).but({"block.mlp.hidden": 32}), 0)
     scoring = Scoring(sequence_length=LENGTH, stride=LENGTH, batch_tokens=4096).but(dict([parse_assignment(WAYS[way])]))
     text = Text(open_shard(path), BOS, 1, 1, 1)
-    before = peak_bytes()
+    before = peak_bytes(CPU)
     score(model, replace(text, tokens=text.tokens[:tokens]), scoring)
     begin = time.process_time()
     score(model, text, scoring)
-    print(json.dumps([time.process_time() - begin, peak_bytes() - before]))
+    print(json.dumps([time.process_time() - begin, peak_bytes(CPU) - before]))
 
 
 def naive(model: Model, text: Text, length: int, stride: int) -> float:
     """Nats of a text, by the loop that one would write first."""
-    import torch
-    import torch.nn.functional as F
-
-    from caddie.ops import IMPLEMENTATIONS, use_implementations
-
     ids, nats = torch.from_numpy(text.tokens.astype("int64")), 0.0
     with torch.no_grad(), use_implementations(**dict.fromkeys(IMPLEMENTATIONS, "plain")):
         for begin in range(0, len(ids) - 1, stride):
@@ -108,14 +96,6 @@ def naive(model: Model, text: Text, length: int, stride: int) -> float:
 
 def model_and_text(given: argparse.Namespace) -> tuple[Model, Text, Any, Any]:
     """The model, the first bytes of its text, how it is scored, and the artifact if there is one."""
-    import torch
-
-    from caddie.model import build
-    from caddie.pack import artifact as artifacts
-    from caddie.recipes.catalog import find
-    from caddie.run.resolve_corpus import open_corpus
-    from caddie.score import Text
-
     recipe = find(given.recipe)
     loaded = artifacts.load(given.artifact) if given.artifact else None
     corpus = open_corpus(recipe, given.data)
@@ -137,10 +117,6 @@ def model_and_text(given: argparse.Namespace) -> tuple[Model, Text, Any, Any]:
 
 def beside_naive(given: argparse.Namespace) -> None:
     """Print tokens per second of the naive loop and of this program, by the stride."""
-    import torch
-
-    from caddie.score import score, use_quickest_threads
-
     model, text, scoring, loaded = model_and_text(given)
     threads, length = torch.get_num_threads(), scoring.sequence_length
     use_quickest_threads(model, text, scoring)
@@ -170,18 +146,14 @@ def beside_naive(given: argparse.Namespace) -> None:
         sampling(loaded)
     if given.whole:
         torch.set_num_threads(ours)
-        before, start = peak_bytes(), time.perf_counter()
+        before, start = peak_bytes(CPU), time.perf_counter()
         score(model, text, scoring.plain)
-        rate, peak = (len(text.tokens) - 1) / (time.perf_counter() - start), peak_bytes() - before
+        rate, peak = (len(text.tokens) - 1) / (time.perf_counter() - start), peak_bytes(CPU) - before
         print(f"all of it, plain: {rate:,.0f} tokens/s; {peak / (1 << 20):,.1f} MiB above the peak before")
 
 
 def sampling(loaded: Any) -> None:
     """Print characters of `caddie sample`, and tokens per second with its cache and with all computed again."""
-    import torch
-
-    from caddie.inference.sample import sample
-
     torch.set_num_threads(1)
     window = loaded.scoring.sequence_length
     sample(loaded, b"import os", 8)

@@ -18,11 +18,10 @@ public script or its folder, see `bench/peers.py`.
 
 import argparse
 import datetime
-import json
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -35,13 +34,13 @@ from nanochat_steps import NanochatSteps, PlainNanochatSteps, is_nanochat
 from parts import shares
 from peers import Peer, script_of, shape_of, training_shards
 from plain import PLAIN, PlainSteps
-from stages import packing, scoring_rates
+from stages import VERBS, packing, scoring_rates
 
 from caddie.cli.exits import end
 from caddie.doctor.host import processor
 from caddie.doctor.pace import named
 from caddie.errors import UserError
-from caddie.files import replacing
+from caddie.files import write_json
 from caddie.report.tables import table
 from caddie.run.result import commit
 from caddie.runtime.distributed import local_device
@@ -63,7 +62,6 @@ def train_in_turns(
     seconds: float,
     rounds: int,
     shards: Path | None = None,
-    make: Callable[..., Contender] = Apart,
     compiled: bool = False,
 ) -> dict[str, Any]:
     """Steps of ours, at the start and the end of the run where its graph changes, of the peers, and of products."""
@@ -73,21 +71,21 @@ def train_in_turns(
     contenders: dict[str, Contender] = {}
     try:
         for label, at in zip(shapes, (0, -1), strict=False):
-            contenders[label] = make(OurSteps, name, settings, threads, at, shards=text)
+            contenders[label] = Apart(OurSteps, name, settings, threads, at, shards=text)
         ways = {"": False, ", compiled": True} if compiled else {"": False}
         for peer in peers:
             if peer == "plain":
                 for (label, *loop), (suffix, way) in product(PLAIN, ways.items()):
-                    contenders[label + suffix] = make(PlainSteps, name, settings, threads, *loop, way)
+                    contenders[label + suffix] = Apart(PlainSteps, name, settings, threads, *loop, way)
             elif is_nanochat(Path(peer)):
                 theirs = {"nanochat": NanochatSteps, "plain, nanochat's": PlainNanochatSteps}
                 for (label, loop), (suffix, way) in product(theirs.items(), ways.items()):
-                    contenders[label + suffix] = make(loop, Path(peer), name, settings, threads, way)
+                    contenders[label + suffix] = Apart(loop, Path(peer), name, settings, threads, way)
             else:
                 path = Path(peer)
                 label = path.name if path.is_dir() else f"{path.resolve().parent.name}/{path.name}"
                 contenders[label] = Peer(path, name, settings, threads, shards)
-        contenders["products"] = make(MatrixProducts, None, threads)
+        contenders["products"] = Apart(MatrixProducts, None, threads)
         laps = dict(zip(contenders, in_turns(list(contenders.values()), seconds, rounds), strict=True))
         facts = {label: dict(contender.facts) for label, contender in contenders.items()}
     finally:
@@ -133,7 +131,7 @@ def _changes(train: Any, gpt: Any) -> bool:
     return len(gpt.stages) > 1 or not isinstance(train.sequence_length, int)
 
 
-def measure(arguments: argparse.Namespace, make: Callable[..., Contender] = Apart) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that was asked for; every recipe, setting and peer is looked at before anything is timed."""
     device, settings = local_device(), tuple(arguments.set)
     for name in arguments.recipes:
@@ -142,8 +140,7 @@ def measure(arguments: argparse.Namespace, make: Callable[..., Contender] = Apar
             if peer != "plain" and not is_nanochat(Path(peer)):
                 script_of(Path(peer))
                 shape_of(recipe)
-    on_gpu, call = device.type == "cuda", apart if make is Apart else _here
-    here = processor()
+    on_gpu, here = device.type == "cuda", processor()
     found: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(device) if on_gpu else f"{here.name or 'a CPU'}, {here.cores:g} cores",
@@ -157,20 +154,16 @@ def measure(arguments: argparse.Namespace, make: Callable[..., Contender] = Apar
         entry: dict[str, Any] = {}
         if "training" in arguments.only:
             entry["training"] = train_in_turns(
-                name, settings, arguments.peer, threads, seconds, rounds, arguments.shards, make, arguments.compiled
+                name, settings, arguments.peer, threads, seconds, rounds, arguments.shards, arguments.compiled
             )
         if "scoring" in arguments.only:
-            entry["scoring"] = call(scoring_rates, name, settings, threads, seconds, rounds)
+            entry["scoring"] = apart(scoring_rates, name, settings, threads, seconds, rounds)
         if "packing" in arguments.only:
-            entry["packing"] = call(packing, name, settings, threads)
+            entry["packing"] = apart(packing, name, settings, threads)
         if arguments.profile:
-            entry["profile"] = call(shares, name, settings, threads, PROFILED_STEPS)
+            entry["profile"] = apart(shares, name, settings, threads, PROFILED_STEPS)
         found["recipes"][name] = entry
     return found
-
-
-def _here(function: Callable[..., Any], *given: Any) -> Any:
-    return function(*given)
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -246,7 +239,7 @@ def _packing_table(packed: dict[str, Any]) -> str:
         ["bytes of the file", packed["bytes"]],
         ["drafts of the fit", packed["drafts"]],
         ["tokens of the calibration", packed["calibration_tokens"]],
-        *([f"seconds to {verb}", _fixed(packed[f"{verb}_seconds"], 2)] for verb in ("calibrate", "compress", "open")),
+        *([f"seconds to {verb}", _fixed(packed[f"{verb}_seconds"], 2)] for verb in VERBS),
         ["MiB", _fixed(packed["peak_bytes"] and packed["peak_bytes"] / 2**20, 0)],
     ]
     return table(rows, ["", f"{packed['threads']} threads"], WIDTH)
@@ -291,8 +284,7 @@ def main() -> None:
     found = measure(arguments)
     print(shown(found))
     if arguments.json:
-        with replacing(arguments.json) as temporary:
-            temporary.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

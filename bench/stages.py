@@ -4,6 +4,7 @@ import tempfile
 import time
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from contenders import BOS, documents
 from laps import peak_bytes
 
-from caddie.data.shards import Tokens
 from caddie.data.tokenizers import SentencePieceBPE, Tokenizer
 from caddie.doctor.pace import named
 from caddie.model import Model, build
@@ -25,6 +25,8 @@ from caddie.score import Scoring, Text, score, use_quickest_threads
 
 CALIBRATION_TOKENS = 8192
 """For the calibration of a bench, fewer than a run takes."""
+VERBS = ("calibrate", "compress", "open")
+"""What packing takes its time for."""
 _SPREAD = 0.02
 
 
@@ -48,7 +50,8 @@ def scoring_rates(
     ways = {"plain": recipe.score.plain, "sliding": recipe.score.but(ttt=None)}
     if ways["sliding"] == ways["plain"]:  # what the contest's later records slide by
         ways["sliding"] = ways["plain"].but(stride=max(1, recipe.score.sequence_length // 16))
-    text = _text(documents(recipe.model.vocabulary, 1 << 22, BOS))
+    tokens = documents(recipe.model.vocabulary, 1 << 22, BOS)
+    text = Text(tokens, BOS, len(tokens), len(tokens), len(tokens))
     use_quickest_threads(model, text, ways["plain"])
     lengths = {way: _length(model, text, scoring, seconds / rounds) for way, scoring in ways.items()}
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -76,16 +79,8 @@ def packing(name: str, settings: tuple[str, ...], threads: int | None) -> dict[s
     model, config = model_of(recipe), recipe.pack
     shards = [documents(recipe.model.vocabulary, 1 << 20, BOS)]
     tokenizer = tokenizer_of(recipe.model.vocabulary)
-    spent = {"calibrate": 0.0}
-    text = config.calibration.but(tokens=CALIBRATION_TOKENS) if hasattr(config.calibration, "tokens") else None
-
-    def calibrations() -> Any:
-        begin = time.perf_counter()
-        batches = (text or config.calibration).batches(model, shards, length=recipe.score.sequence_length, bos=BOS)
-        found = calibrate(model, batches, bos=BOS)
-        spent["calibrate"] += time.perf_counter() - begin
-        return found
-
+    short = hasattr(config.calibration, "tokens")
+    text = config.calibration.but(tokens=CALIBRATION_TOKENS) if short else config.calibration
     manifest = artifacts.Manifest(
         caddie=version("caddie"),
         recipe=recipe.name,
@@ -98,25 +93,25 @@ def packing(name: str, settings: tuple[str, ...], threads: int | None) -> dict[s
         validation_fraction=None,
     )
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
-
     metadata = artifacts.Metadata(recipe.model, tokenizer, recipe.score, manifest)
-    begin = time.perf_counter()
-    known = calibrations() if config.calibrated else {}
+    known, times = {}, [time.perf_counter()]
+    if config.calibrated:
+        batches = text.batches(model, shards, length=recipe.score.sequence_length, bos=BOS)
+        known = calibrate(model, batches, bos=BOS)
+    times.append(time.perf_counter())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "artifact.caddie")
         compressed = pack(metadata, weights, config, path, known)
-        spent["compress"] = time.perf_counter() - begin - spent["calibrate"]
-        begins = time.perf_counter()
+        times.append(time.perf_counter())
         opened = artifacts.load(path, local_device())
-        spent["open"] = time.perf_counter() - begins
+        times.append(time.perf_counter())
+    spent = {verb: after - before for verb, (before, after) in zip(VERBS, pairwise(times), strict=True)}
     return {
         "bytes": opened.file_bytes,
         "parameters": recipe.parameters,
-        "calibration_tokens": CALIBRATION_TOKENS if text and spent["calibrate"] else None,
+        "calibration_tokens": CALIBRATION_TOKENS if short and config.calibrated else None,
         "drafts": max(1, len(compressed.curve)),
-        "calibrate_seconds": spent["calibrate"],
-        "compress_seconds": spent["compress"],
-        "open_seconds": spent["open"],
+        **{f"{verb}_seconds": seconds for verb, seconds in spent.items()},
         "threads": torch.get_num_threads(),
         "peak_bytes": peak_bytes(local_device()),
     }
@@ -136,10 +131,6 @@ def _begin(name: str, settings: tuple[str, ...], threads: int | None) -> Recipe:
     if threads is not None:
         torch.set_num_threads(threads)
     return named(name, settings)
-
-
-def _text(tokens: Tokens) -> Text:
-    return Text(tokens, BOS, len(tokens), len(tokens), len(tokens))
 
 
 def _seconds(model: Model, text: Text, scoring: Scoring, length: int) -> float:

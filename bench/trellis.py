@@ -11,14 +11,12 @@ weight that plain rounding needs more for the same divergence. Seconds are proce
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from code_length_rounding import Trained, at
+from code_length_rounding import Row, Trained, at, measured, row_key
 from quantization_gap import records
 
 from caddie.model.parameters import assign
@@ -42,16 +40,15 @@ WAYS = {
 """Quantizers by role, with the default step of `Waterfilling`."""
 RATES = (2.0, 3.0, 3.5)
 STEPS = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
-Row = dict[str, Any]
 
 
-def measure(run: Path, steps: Iterable[float], ways: Sequence[str], tokens: int, done: set[str]) -> Iterator[Row]:
+def measure(run: Path, steps: Sequence[float], ways: Sequence[str], tokens: int, done: set[str]) -> Iterator[Row]:
     """A row for each step and way that is not `done`."""
-    wanted = [(step, way) for step in steps for way in ways if _key(run, step, way) not in done]
+    wanted = [(step, way) for step in steps for way in ways if row_key(run, step, way) not in done]
     if not wanted:
         return
     trained = Trained(run, tokens)
-    weights, per_nat = trained.weights, trained.per_nat
+    weights = trained.weights
     for step, way in wanted:
         candidates = trained.candidates()
         chosen = assign(WAYS[way], trained.reader.model, "ways")
@@ -59,23 +56,15 @@ def measure(run: Path, steps: Iterable[float], ways: Sequence[str], tokens: int,
         begin = time.process_time()
         found = candidates.make(quantizers)
         seconds = time.process_time() - begin
-        gap, divergence = trained.reader.read({name: stored.restored for name, stored in found.weights.items()})
         yield {
-            "key": _key(run, step, way),
+            "key": row_key(run, step, way),
             "run": run.name,
             "way": way,
             "step": step,
             "parameters": sum(weight.numel() for weight in weights.values()),
-            "bytes": found.file_bytes,
-            "gap": gap * per_nat,
-            "divergence": divergence * per_nat,
-            "predicted": (found.predicted_loss or 0.0) * per_nat,
+            **trained.costs(found),
             "seconds": seconds,
         }
-
-
-def _key(run: Path, step: float, way: str) -> str:
-    return f"{run.name} {step:.3g} {way}"
 
 
 def saved(ours: Sequence[Row], plain: Sequence[Row], size: float) -> float:
@@ -125,15 +114,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="bits a weight in the table")
     parser.add_argument("--rows", type=Path)
     arguments = parser.parse_args()
-    kept = arguments.rows
-    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept and kept.exists() else []
-    for run in arguments.runs:
-        for row in measure(run, arguments.steps, arguments.ways, arguments.tokens, {row["key"] for row in rows}):
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            if kept:
-                with kept.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+    *_, (_, rows) = measured(arguments, measure)  # the table is of all runs
     print(summary(rows, arguments.rates))
 
 

@@ -16,6 +16,7 @@ import contenders
 import equality
 import float8
 import gpu
+import kernels
 import laps
 import nanochat_steps
 import numpy as np
@@ -62,6 +63,13 @@ iter 0: loss 6.9372, time 1042.17ms, mfu -100.00%
 iter 1: loss 6.9311, time 40.50ms, mfu -100.00%
 iter 2: loss 6.9200, time 42.25ms, mfu 1.25%
 """
+
+
+@pytest.fixture
+def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure in this process what has a process of its own."""
+    for name in ("Apart", "apart"):
+        monkeypatch.setattr(speed, name, lambda make, *given, **named: make(*given, **named))
 
 
 # FLOPs
@@ -227,9 +235,11 @@ def test_a_peer_that_is_of_no_use_says_why(
         (["--seconds", "0"], "--seconds must be above zero"),
     ],
 )
-def test_mistakes_are_one_line(given: list[str], says: str) -> None:
+def test_mistakes_are_one_line(given: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Apart", "apart"):
+        monkeypatch.setattr(speed, name, lambda *told, **named: pytest.fail("something was timed"))
     with pytest.raises(UserError, match=says):
-        speed.measure(speed.parsed(given), make=lambda function, *told, **named: pytest.fail("something was timed"))
+        speed.measure(speed.parsed(given))
 
 
 # nanochat
@@ -327,7 +337,7 @@ def test_nanochat_is_driven_at_the_recipe_s_shape(checkout: Path) -> None:
 
 @pytest.mark.long
 def test_what_is_driven_here_is_timed_compiled_too_where_that_is_asked(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, timed_here: None
 ) -> None:
     (checkout / "nanochat" / "gpt.py").write_text(STAND_IN)
     (checkout / "nanochat" / "optim.py").write_text(OPTIMIZER)
@@ -335,9 +345,7 @@ def test_what_is_driven_here_is_timed_compiled_too_where_that_is_asked(
     monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(model) or model)
     given = ["baseline_mini", "--only", "training", "--peer", "plain", "--peer", str(checkout), "--compiled"]
     given += [f"--set={setting}" for setting in TOY]
-    found = speed.measure(
-        speed.parsed([*given, "--seconds", "0.01", "--rounds", "1"]), make=lambda of, *to, **so: of(*to, **so)
-    )
+    found = speed.measure(speed.parsed([*given, "--seconds", "0.01", "--rounds", "1"]))
     rows = {row["name"]: row["compiled"] for row in found["recipes"]["baseline_mini"]["training"]["steps"]}
     assert len(compiled) == 5 == sum(rows.values())
     assert all(rows[name] == name.endswith(", compiled") for name in rows)
@@ -360,12 +368,7 @@ def test_the_plain_loop_has_the_same_model() -> None:
         for parameter in named.values():  # what starts at zero would hide a difference
             parameter.normal_(0.0, 0.1)
         for name, parameter in theirs.named_parameters():
-            for old, new in (
-                ("table.", "embedding."),
-                ("skips", "skips.weight"),
-                (".up.", ".mlp.up."),
-                (".down.", ".mlp.down."),
-            ):
+            for old, new in RENAMED.items():
                 name = name.replace(old, new)
             parameter.copy_(named.pop(name))
     assert not named
@@ -451,19 +454,14 @@ def test_kernels_are_told_apart(kernel: str, what: str) -> None:
 # All of it
 
 
-def here(make: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """A contender in this process."""
-    return make(*given, **named)
-
-
 @pytest.mark.long
-def test_everything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_measured(monkeypatch: pytest.MonkeyPatch, timed_here: None) -> None:
     settings = [part for setting in TOY for part in ("--set", setting)]
     given = ["baseline_mini", *settings, "--peer", "plain", "--seconds", "0.01", "--rounds", "2", "--profile"]
     arguments = speed.parsed(given)
     monkeypatch.setattr(speed, "PROFILED_STEPS", 1)
     monkeypatch.setattr(speed, "MatrixProducts", lambda size, threads: contenders.MatrixProducts(32, threads))
-    found = json.loads(json.dumps(speed.measure(arguments, here)))
+    found = json.loads(json.dumps(speed.measure(arguments)))
     entry = found["recipes"]["baseline_mini"]
     ours, *others = entry["training"]["steps"]
     assert [step["name"] for step in others] == [name for name, *_ in plain.PLAIN]
@@ -507,7 +505,7 @@ def test_loss_curves_are_compared_within_the_noise_of_seeds() -> None:
 @pytest.mark.long
 def test_kernels_and_backends_are_held_against_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "operations", list)
-    monkeypatch.setattr(equality, "REPEATS", 1)
+    monkeypatch.setattr(equality, "least", lambda works: kernels.least(works, 1))
     few = {name: equality.BACKENDS[name] for name in ("SDPA", "SDPA with a dense mask")}
     monkeypatch.setattr(equality, "BACKENDS", few)
     every = equality.names

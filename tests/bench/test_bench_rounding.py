@@ -1,12 +1,11 @@
 """The benches of rounding by code length and of decoding, on toys: what they compute, not what they found."""
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 
+import code_length_rounding as rounding
+import decoding
 import numpy as np
 import pytest
 import torch
@@ -17,53 +16,28 @@ from caddie.pack.calibrate import predicted_loss
 from caddie.pack.quantize import Arrays, Calibration, Waterfilling
 from caddie.pack.quantize.waterfilling import ldlq
 
-BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
-
-
-def loaded(name: str) -> ModuleType:
-    """A module of the folder `bench`, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def rounding() -> ModuleType:
-    return loaded("code_length_rounding")
-
-
-@pytest.fixture(scope="module")
-def decoding() -> ModuleType:
-    return loaded("decoding")
-
-
 WEIGHT = sample(48, 40) * torch.logspace(-1, 0, 48)[:, None]
 INPUTS = sample(200, 40, seed=1) @ (torch.eye(40) + sample(40, 40, seed=2) / 40**0.5)
 KNOWN = Calibration(rows=torch.logspace(-2, 0, 48), columns=INPUTS.T @ INPUTS / 200)
 COARSE = Waterfilling(step=0.4)
 
 
-def bits_of(rounding: ModuleType, arrays: Arrays) -> float:
+def bits_of(arrays: Arrays) -> float:
     """Under the frequencies of the whole."""
     integers = torch.from_numpy(arrays["integers"])
     bits, places = rounding.code_lengths(integers, "tensor")
     return float(bits[places, integers.abs().long()].sum())
 
 
-def anew(rounding: ModuleType, way: object) -> Arrays:
-    arrays: Arrays = rounding.rounded(COARSE.quantize(WEIGHT, KNOWN), WEIGHT, KNOWN, COARSE, way)
-    return arrays
+def anew(way: rounding.Way) -> Arrays:
+    return rounding.rounded(COARSE.quantize(WEIGHT, KNOWN), WEIGHT, KNOWN, COARSE, way)
 
 
 def loss(arrays: Arrays) -> float:
     return predicted_loss(KNOWN, WEIGHT, COARSE.dequantize(arrays, (48, 40)))
 
 
-def test_code_lengths_of_a_tensor_are_its_frequencies(rounding: ModuleType) -> None:
+def test_code_lengths_of_a_tensor_are_its_frequencies() -> None:
     integers = torch.tensor([[0, 0, 0, 0], [1, -1, 1, 3]])
     bits, places = rounding.code_lengths(integers, "tensor")
     assert not bool(places.any())
@@ -73,7 +47,7 @@ def test_code_lengths_of_a_tensor_are_its_frequencies(rounding: ModuleType) -> N
     assert bits[0, 3] == pytest.approx(-math.log2((0.5 + 0.5) / (8 + 255.5)))
 
 
-def test_code_lengths_by_scale_are_odds_and_tell_rows_apart(rounding: ModuleType) -> None:
+def test_code_lengths_by_scale_are_odds_and_tell_rows_apart() -> None:
     integers = (sample(64, 64) * torch.logspace(-1, 1.5, 64)[:, None]).round().to(torch.int16)
     bits, places = rounding.code_lengths(integers, "scale")
     odds = 2.0**-bits
@@ -82,17 +56,17 @@ def test_code_lengths_by_scale_are_odds_and_tell_rows_apart(rounding: ModuleType
     assert zeros[0] < 0.3
     assert zeros[-1] > 4
     by_scale = float(bits[places, integers.abs().long().clamp_max(255)].sum())
-    assert by_scale < 0.8 * bits_of(rounding, {"integers": integers.numpy()})
+    assert by_scale < 0.8 * bits_of({"integers": integers.numpy()})
 
 
-def test_a_slope_of_nothing_is_plain_rounding(rounding: ModuleType) -> None:
+def test_a_slope_of_nothing_is_plain_rounding() -> None:
     upper = torch.triu(sample(40, 40), 1) / 8 + torch.eye(40)
     steps = torch.logspace(-1, 0, 48)[:, None].expand(48, 40)
     bits, places = torch.rand(1, 256), torch.zeros(48, 40, dtype=torch.long)
     assert torch.equal(rounding.feed_back(WEIGHT, steps, upper, bits, places, 0.0), ldlq(WEIGHT, steps, upper))
 
 
-def test_without_feedback_each_integer_is_the_cheapest_of_three(rounding: ModuleType) -> None:
+def test_without_feedback_each_integer_is_the_cheapest_of_three() -> None:
     bits = torch.tensor([[1.0, 4.0, 9.0, 16.0]]).repeat(1, 64)
     slope = 0.8
     unit, rows = torch.eye(40), 1.5 * sample(48, 40)
@@ -106,16 +80,16 @@ def test_without_feedback_each_integer_is_the_cheapest_of_three(rounding: Module
 
 
 @pytest.mark.parametrize("odds", ["tensor", "scale"])
-def test_a_slope_saves_bits_and_costs_loss(rounding: ModuleType, odds: str) -> None:
-    found = [anew(rounding, rounding.Way(odds, slope)) for slope in (0.0, 0.5, 2.0)]
-    bits = [bits_of(rounding, arrays) for arrays in found]
+def test_a_slope_saves_bits_and_costs_loss(odds: str) -> None:
+    found = [anew(rounding.Way(odds, slope)) for slope in (0.0, 0.5, 2.0)]
+    bits = [bits_of(arrays) for arrays in found]
     assert bits[0] > 1.02 * bits[1] > 1.02**2 * bits[2]
     losses = [loss(arrays) for arrays in found]
     assert losses[0] < losses[1] < losses[2]
 
 
-def test_moving_the_step_keeps_the_energy_or_makes_the_error_least(rounding: ModuleType) -> None:
-    still, energy, least = (anew(rounding, rounding.Way("scale", 1.0, move)) for move in (None, "energy", "least"))
+def test_moving_the_step_keeps_the_energy_or_makes_the_error_least() -> None:
+    still, energy, least = (anew(rounding.Way("scale", 1.0, move)) for move in (None, "energy", "least"))
     assert np.array_equal(still["integers"], energy["integers"])
     assert loss(least) < loss(still)
     columns = KNOWN.columns
@@ -129,12 +103,12 @@ def test_moving_the_step_keeps_the_energy_or_makes_the_error_least(rounding: Mod
     assert back == pytest.approx(wanted, rel=1e-4)
 
 
-def test_zeros_stay_as_they_are(rounding: ModuleType) -> None:
+def test_zeros_stay_as_they_are() -> None:
     plain = COARSE.quantize(torch.zeros(4, 40), Calibration())
     assert rounding.rounded(plain, torch.zeros(4, 40), Calibration(), COARSE, rounding.Way("tensor", 1.0)) is plain
 
 
-def test_points_are_on_a_curve(rounding: ModuleType) -> None:
+def test_points_are_on_a_curve() -> None:
     rows = [
         {"way": way, "bytes": size, "gap": 2 * cost, "divergence": cost, "predicted": cost}
         for way, factor in (("plain", 1.0), ("tensor, slope 1", 1.25))
@@ -152,7 +126,7 @@ def test_points_are_on_a_curve(rounding: ModuleType) -> None:
 
 
 @pytest.mark.long
-def test_what_was_coded_is_decoded(decoding: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_coded_is_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = {"blocks_0_attention_query_weight": (40, 32), "embedding_weight": (96, 32)}
     sections, facts = decoding.encoded(shapes, [])
     assert facts["elements"] == 136 * 32
@@ -166,7 +140,7 @@ def test_what_was_coded_is_decoded(decoding: ModuleType, tmp_path: Path, capsys:
     assert "2.00" in decoding.summary(facts, {1: [found | {"seconds": 2.0}], 2: [found | {"seconds": 3.0}]})
 
 
-def test_integers_are_drawn_with_the_scales_of_the_nearest_name(decoding: ModuleType) -> None:
+def test_integers_are_drawn_with_the_scales_of_the_nearest_name() -> None:
     quiet, loud = (np.full(5, 0.01), np.ones(5)), (np.full(5, 50.0), np.ones(5))
     known = [("embedding_weight", quiet), ("blocks_1_mlp_up_weight", loud)]
     chance = np.random.default_rng(0)
@@ -176,7 +150,7 @@ def test_integers_are_drawn_with_the_scales_of_the_nearest_name(decoding: Module
     assert np.abs(matrix).mean() == pytest.approx(50, rel=0.05)
 
 
-def test_other_sizes_have_more_or_fewer_rows(decoding: ModuleType) -> None:
+def test_other_sizes_have_more_or_fewer_rows() -> None:
     sizes = {millions: decoding.shapes_of("longer_warmdown", millions) for millions in (None, 3.6)}
     whole, less = (sum(math.prod(shape) for shape in shapes.values()) for shapes in sizes.values())
     assert whole == pytest.approx(35.9e6, rel=0.01)

@@ -1,13 +1,8 @@
 """The benches of lattices and trellises: errors by theory, and a table of what trellises save."""
 
-import sys
-from pathlib import Path
-
+import gaussian_source as gaussian
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "bench"))
-import gaussian_source as gaussian
 import trellis
 
 

@@ -6,11 +6,9 @@ import random
 import sys
 from pathlib import Path
 
+import compressors
 import pytest
 import zstandard
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "bench"))
-import compressors
 
 from caddie.data.corpus import document_hash
 from caddie.errors import UserError

@@ -172,7 +172,7 @@ def test_a_public_model_is_trained_packed_and_read_back(checkout: Path, text: Pa
 @pytest.mark.long
 def test_the_file_holds_tokenizer_and_settings(checkout: Path, text: Path, tmp_path: Path) -> None:
     contender = NanoGPT(FAST, checkout)
-    corpus = contender.corpus(str(text), FAST)
+    corpus = contender.corpus(str(text))
     weights = {name: weight.detach() for name, weight in contender.model(1024).named_parameters()}
     known = contender.calibrate(weights, corpus, SILENT)
     assert {name.replace("/", ".") for name in known} == set(weights)
@@ -191,7 +191,7 @@ def test_the_file_holds_tokenizer_and_settings(checkout: Path, text: Path, tmp_p
 @pytest.mark.long
 def test_a_model_that_diverges_is_told(checkout: Path, text: Path, tmp_path: Path) -> None:
     contender = NanoGPT({**FAST, "learning_rate": 1e30, "warmup_iters": 0}, checkout)
-    corpus = contender.corpus(str(text), FAST)
+    corpus = contender.corpus(str(text))
     with pytest.raises(CheckFailed, match="nanoGPT diverged"):
         contender.train(corpus, 20.0, 1, tmp_path, SILENT)
 
