@@ -193,15 +193,14 @@ def _intervals(theirs: Sequence[float], ours: Sequence[Sequence[float]]) -> dict
 
     Also None where it would have no width: any sample of labels in perfect order is in perfect order, however small.
     """
-    chance = np.random.default_rng(0)
-    found: dict[str, list[float]] = {"spearman_interval": [], "kendall_interval": []}
+    chance, samples = np.random.default_rng(0), []
     for _ in range(DRAWS):
         drawn = chance.integers(len(ours), size=len(ours))
         means = [fmean(chance.choice(ours[one], size=len(ours[one]))) for one in drawn]
-        public = [theirs[one] for one in drawn]
-        for name, measure in (("spearman_interval", spearman), ("kendall_interval", kendall)):
-            if (value := measure(public, means)) is not None:
-                found[name].append(value)
-    ends = [100 * LEVEL / 2, 100 - 100 * LEVEL / 2]
-    ranges = {name: np.percentile(values, ends).tolist() if values else [0.0, 0.0] for name, values in found.items()}
-    return {name: [low, high] if high - low > 1e-9 else None for name, (low, high) in ranges.items()}
+        samples.append(([theirs[one] for one in drawn], means))
+    found: dict[str, list[float] | None] = {}
+    for name, measure in (("spearman_interval", spearman), ("kendall_interval", kendall)):
+        values = [value for sample in samples if (value := measure(*sample)) is not None]
+        low, high = np.quantile(values, [LEVEL / 2, 1 - LEVEL / 2]).tolist() if values else (0.0, 0.0)
+        found[name] = [low, high] if high - low > 1e-9 else None
+    return found

@@ -153,7 +153,7 @@ def compare(
     low, high = found.estimate.interval()
     facts |= {f"p_{found.test}": p, "p": p, "interval": (-high, -low), "answer": "yes" if p < LEVEL else "not shown"}
     facts["spread"] = found.spread and found.spread.to_json()
-    deviations, error = found.deviations, found.documents_error
+    deviations, error = found.deviations, found.estimate.second
     if by > 0:
         facts["seeds_to_show_by"] = seeds_needed(by, deviations, documents=error)
     if found.difference > by:

@@ -16,8 +16,9 @@ from caddie.errors import count
 from caddie.lab.agreement import EARLY, Curve, early_agreement, public_order, safe_stop
 from caddie.lab.measured import Groups, Row, costs, how_measured, run_money, run_notes, run_seconds
 from caddie.lab.swept import swept
-from caddie.lab.verdicts import LEVEL, Documents, Word, judge_pairs
+from caddie.lab.verdicts import LEVEL, Documents, Verdict, Word, judge_pairs
 from caddie.report.charts import is_finite, smooth
+from caddie.report.read import pick
 from caddie.report.verification import passed
 
 POINTS = 60
@@ -85,43 +86,51 @@ def _scored(row: Row) -> bool:
 
 def _verdicts(study: Mapping[str, Any], groups: Groups, price: float | None) -> list[dict[str, Any]]:
     """Return a verdict for each entry that has a finished run, best first; entries without a rival come last."""
-    scores = {label: {row["seed"]: row["bits_per_byte"] for row in group} for label, group in groups.items() if group}
-    against = {label: entry["against"] for label, entry in study["entries"].items() if entry["against"] is not None}
-    pairs = {
-        label: rival
-        for label, rival in against.items()
-        if {label, rival} <= scores.keys() and len(_held_out_texts(groups[rival], groups[label])) == 1
-    }
-    judged = judge_pairs(
-        {label: (scores[rival], scores[label]) for label, rival in pairs.items()},
-        margin=study["margin"],
-        documents={label: both for label, rival in pairs.items() if (both := _documents(groups[rival], groups[label]))},
-    )
-    found, unlike = [], ("has no finished run", "was scored on another held-out text")
-    for label, rival in against.items():
-        if label not in scores:
+    judged, found = _judged(study, groups), []
+    tested = ("difference", "interval", "test", "p", "q", "q_same", "seeds_needed")
+    for label, entry in study["entries"].items():
+        rival, claim, group, verdict = entry["against"], entry["claim"], groups[label], judged.get(label)
+        if rival is None or not group:
             continue
-        entry, verdict, claim = study["entries"][label], judged.get(label), study["entries"][label]["claim"]
         word = verdict.word if verdict else "unclear"
-        tested = ("difference", "interval", "test", "p", "q", "q_same", "seeds_needed")
+        untested = "was scored on another held-out text" if groups[rival] else "has no finished run"
         found.append(
             {
                 "label": label,
                 **{name: entry[name] for name in ("kind", "why", "against", "claim", "diff")},
-                "seeds": list(verdict.seeds) if verdict else sorted(scores[label]),
-                "mean": verdict.mean if verdict else fmean(scores[label].values()),
+                "seeds": list(verdict.seeds) if verdict else sorted(row["seed"] for row in group),
+                "mean": verdict.mean if verdict else fmean(row["bits_per_byte"] for row in group),
                 **{name: getattr(verdict, name, None) for name in tested},
                 "spread": verdict.spread.to_json() if verdict and verdict.spread else None,
                 "word": word,
-                "reason": verdict.reason if verdict else f"{rival} {unlike[rival in scores]}",
+                "reason": verdict.reason if verdict else f"{rival} {untested}",
                 "agrees": _agrees(word, claim, study["margin"]) if claim else None,
-                **_valid(groups[label]),
-                "bytes": _more_bytes(groups[label], groups[rival]),
-                "seconds": fmean(map(run_seconds, groups[label])),
-                "money": _mean(run_money(row, price, run_seconds(row)) for row in groups[label] if price is not None),
+                **_valid(group),
+                "bytes": _more_bytes(group, groups[rival]),
+                "seconds": fmean(map(run_seconds, group)),
+                "money": _mean(run_money(row, price, run_seconds(row)) for row in group if price is not None),
             }
         )
     return sorted(found, key=lambda one: math.inf if one["difference"] is None else one["difference"])
+
+
+def _judged(study: Mapping[str, Any], groups: Groups) -> dict[str, Verdict]:
+    """Return a verdict on each entry whose runs and its rival's were all scored on one held-out text."""
+    pairs = {}
+    for label, own in groups.items():
+        rival = groups.get(study["entries"][label]["against"], ())
+        texts = {pick(row, "sha256", "validation_documents") for row in (*rival, *own)}
+        if rival and own and len(texts) == 1:
+            pairs[label] = rival, own
+    return judge_pairs(
+        {label: (_scores(rival), _scores(own)) for label, (rival, own) in pairs.items()},
+        margin=study["margin"],
+        documents={label: both for label, sides in pairs.items() if (both := _documents(*sides))},
+    )
+
+
+def _scores(rows: Sequence[Row]) -> dict[int, float]:
+    return {row["seed"]: row["bits_per_byte"] for row in rows}
 
 
 def _agrees(word: str, claim: Mapping[str, Any], margin: float) -> str:
@@ -142,34 +151,31 @@ def _documents(*sides: Sequence[Row]) -> tuple[Documents, Documents] | None:
     return rival, entry
 
 
-def _held_out_texts(*sides: Sequence[Row]) -> set[str | None]:
-    return {(row.get("sha256") or {}).get("validation_documents") for rows in sides for row in rows}
-
-
 def _holdout(study: Mapping[str, Any], groups: Groups) -> list[dict[str, Any]]:
     """Return mean and verdict of each label with scores on the holdout text, lowest first."""
-    scored = {label: [row for row in group if is_finite(row.get("holdout"))] for label, group in groups.items()}
-    scores = {label: {row["seed"]: row["holdout"] for row in group} for label, group in scored.items() if group}
-    against = {label: study["entries"][label]["against"] for label in scores}
-    texts = {label: {row.get("holdout_documents") for row in scored[label]} for label in scores}
-    pairs = {
-        label: (scores[rival], scores[label])
-        for label, rival in against.items()
-        if rival in scores and len(texts[rival] | texts[label]) == 1
+    scored = {
+        label: [_scored_on_holdout(row) for row in group if is_finite(row.get("holdout"))]
+        for label, group in groups.items()
     }
-    judged = judge_pairs(pairs, margin=study["margin"])
-    tested = ("difference", "interval", "p", "q", "q_same", "word")
+    judged, tested = _judged(study, scored), ("difference", "interval", "p", "q", "q_same", "word")
     found = [
         {
             "label": label,
-            "against": against[label],
-            "seeds": sorted(one),
-            "mean": fmean(one.values()),
+            "against": study["entries"][label]["against"],
+            "seeds": sorted(row["seed"] for row in group),
+            "mean": fmean(row["bits_per_byte"] for row in group),
             **{name: getattr(judged.get(label), name, None) for name in tested},
         }
-        for label, one in scores.items()
+        for label, group in scored.items()
+        if group
     ]
     return sorted(found, key=lambda one: one["mean"])
+
+
+def _scored_on_holdout(row: Row) -> Row:
+    """Return a row as if the holdout text had been the run's held-out text."""
+    text = {"validation_documents": row.get("holdout_documents")}
+    return {**row, "bits_per_byte": row["holdout"], "sha256": text, "documents": None}
 
 
 def _more_bytes(group: Sequence[Row], rival: Sequence[Row]) -> float | None:

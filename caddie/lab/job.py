@@ -50,7 +50,6 @@ class _StopFile(Progress):
 class Run:
     """One run of a study: label, seed and folder."""
 
-    study: str
     label: str
     seed: int
     key: str
@@ -75,7 +74,7 @@ def finished(folder: Path) -> bool:
 
 
 def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = None) -> Path:
-    """Write and return the file of a job: runs of one seed and training. `study` goes into each result.
+    """Write and return the file of a job: runs of one seed and training. `study`, with its name, goes into each result.
 
     `trained` is a run that has done the training already.
     """
@@ -100,7 +99,7 @@ def write_job(runs: list[Run], study: Mapping[str, Any], trained: Run | None = N
         ],
     }
     for one in runs:
-        write_json(one.folder / TASK, {"study": one.study, "label": one.label, "seed": one.seed, "key": one.key})
+        write_json(one.folder / TASK, {"study": study["study"], "label": one.label, "seed": one.seed, "key": one.key})
     write_json(runs[0].folder / JOB, spec)
     return runs[0].folder / JOB
 

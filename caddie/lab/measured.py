@@ -7,6 +7,7 @@ from typing import Any
 
 from caddie.lab.verdicts import LEVEL, cost
 from caddie.report.charts import is_finite
+from caddie.report.read import pick
 
 Row = Mapping[str, Any]
 """One run, as a line of `results.jsonl`."""
@@ -41,10 +42,10 @@ def run_notes(study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row]
     for name, what in _SURROUNDINGS.items():
         notes += _mixed(what, [(row, row.get(name)) for row in done])
     for name, what in _TEXTS.items():
-        notes += _mixed(what, [(row, (row.get("sha256") or {}).get(name)) for row in done])
+        notes += _mixed(what, [(row, pick(row, "sha256", name)) for row in done])
     notes += _disturbed(done, groups) if study.get("equal") == "seconds" else []
     for label, group in groups.items():
-        if len({(row.get("sha256") or {}).get("recipe") for row in group}) > 1:
+        if len({pick(row, "sha256", "recipe") for row in group}) > 1:
             notes.append(f"{label} has runs of different settings; run the study again.")
     faults = (
         ("verified", False, "fail verification"),
@@ -153,8 +154,7 @@ def how_measured(study: Mapping[str, Any], done: Sequence[Row]) -> list[tuple[st
     shares = [row["cpu_share"] for row in done if is_finite(row.get("cpu_share"))]
     lines += [("Lowest CPU share of a run", f"{min(shares):.0%}")] if shares else []
     lines += [
-        (f"SHA-256 of the {what}", all_of((row.get("sha256") or {}).get(name) for row in done))
-        for name, what in _TEXTS.items()
+        (f"SHA-256 of the {what}", all_of(pick(row, "sha256", name) for row in done)) for name, what in _TEXTS.items()
     ]
     times = study["step_times"]
     for source in dict.fromkeys(one["source"] for one in times.values()):

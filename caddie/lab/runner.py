@@ -98,8 +98,8 @@ def run_study(
             for name in (STOP, ERROR):  # in this order: without its error a run is not over
                 (run.folder / name).unlink(missing_ok=True)
         total = total or len(planned)
-        in_progress = _StudyInProgress(study, planned, results, runs / study.name, executor.workers, total, progress)
-        rows = in_progress.drive(executor, command, keep_checkpoints)
+        in_progress = _StudyInProgress(study, planned, results, runs / study.name, executor, total, progress)
+        rows = in_progress.drive(command, keep_checkpoints)
     found = Results(study, rows, results, price)
     found.write()
     return found
@@ -145,7 +145,7 @@ def plan(
             folder = places.setdefault(key, own if finished(own) else found.get(key, own))
             known = None if finished(folder) else rows.get(key)
             whole = _of_bundle(study, label)
-            planned.append(Run(study.name, label, seed, key, folder, recipe, corpus.folder, whole, known))
+            planned.append(Run(label, seed, key, folder, recipe, corpus.folder, whole, known))
     return planned
 
 
@@ -204,7 +204,7 @@ class _StudyInProgress:
     results: Path
     runs: Path
     """Folder of the study's runs."""
-    workers: int
+    executor: Executor
     total: int
     progress: Progress
     driver: Holder = field(default_factory=this_process)
@@ -216,13 +216,12 @@ class _StudyInProgress:
     """Expected end of the last run, in seconds since 1970; 0 while that is not known."""
     logs: dict[Path, Log] = field(default_factory=dict)
 
-    def drive(self, executor: Executor, command: str, keep_checkpoints: bool) -> list[Row]:
+    def drive(self, command: str, keep_checkpoints: bool) -> list[Row]:
         """Do the runs that are not over, and return a row for every run."""
-        study = self.study
-        context = {"study": study.name, "workers": executor.workers}
+        context = {"study": self.study.name, "workers": self.executor.workers}
         begun: Counter[Path] = Counter()
         self.over = {run.folder for run in self.planned if run.over}
-        write_json(self.results / STUDY, {**study.to_json(), "command": command})
+        write_json(self.results / STUDY, {**self.study.to_json(), "command": command})
         if kept := sum(run.row is not None for run in self.planned):
             what = f"{count(kept, 'run')} finished elsewhere, by the rows in {self.results}"
             self.progress.note(f"{what}; to do them again here, name another folder with --out")
@@ -231,7 +230,7 @@ class _StudyInProgress:
         while groups := _groups(self._left()):
             trained = {training_of(run): run for run in reversed(self.planned) if has_reusable_training(run.folder)}
             jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
-            for ended in executor.run(list(jobs)):
+            for ended in self.executor.run(list(jobs)):
                 if ended is None:
                     self._collect(groups)
                     self._show_running(groups)
@@ -299,7 +298,7 @@ class _StudyInProgress:
         self._take_rows()
         self.rows = keep(self.study, self.planned, self.results, self.rows)
         done = sum(run.over for run in self.planned)
-        left = seconds_left(self.rows, self.total - done, self.workers)
+        left = seconds_left(self.rows, self.total - done, self.executor.workers)
         self.ends = time.time() + left if left else 0.0
         results, failed = str(self.results.resolve()), sum(row["state"] == "failed" for row in self.rows)
         StudyState(self.study.name, results, done, failed, self.total, left, self.driver).write(self.runs)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caddie.errors import UserError
-from caddie.lab.stats import ErrorTerm, Estimate, benjamini_hochberg, document_part, paired, seeds_to_decide, welch
+from caddie.lab.stats import Estimate, benjamini_hochberg, document_part, paired, seeds_to_decide, welch
 
 LEVEL = 0.05
 """Level of q at which an entry is called better, worse or the same."""
@@ -85,11 +85,6 @@ class Difference:
     """Reason why nothing was tested; empty after a test."""
     equal: bool = False
     """True if both have the same score at every seed, to the last digit."""
-
-    @property
-    def documents_error(self) -> ErrorTerm | None:
-        """Error due to the documents; None where it is not known."""
-        return self.estimate.second if self.estimate else None
 
 
 def measure(
@@ -213,7 +208,7 @@ def judge_pairs(
             q=q[place],
             q_same=q_same[place],
             word="same" if one.equal else _word(one.difference, q[place], q_same[place], level),
-            seeds_needed=seeds_to_decide(one.difference, one.deviations, margin, level, one.documents_error)
+            seeds_needed=seeds_to_decide(one.difference, one.deviations, margin, level, one.estimate.second)
             if one.estimate
             else None,
         )

@@ -116,7 +116,6 @@ def test_fewer_than_four_public_scores_have_no_order() -> None:
 
 
 def test_the_report_tells_correlations_and_steps() -> None:
-
     study, chance = make_study(), Random(0)
     study["public"] = study["public"][:1]  # the base's, 1.1147
     scores = {"gated attention": 1.11, "value residual": 1.10, "rotation": 1.09, "pruning 5 %": 1.08}

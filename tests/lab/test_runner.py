@@ -48,8 +48,7 @@ from caddie.runtime.progress import SILENT, Progress
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    path = write_text(tmp_path)
-    return str(path)
+    return str(write_text(tmp_path))
 
 
 def study(**settings: object) -> Study:
@@ -252,7 +251,7 @@ def test_runs_from_before_a_setting_came_are_kept(text: str, folders: dict[str, 
 def test_a_result_counts_for_the_text_that_it_was_made_of(text: str, folders: dict[str, Path]) -> None:
     one = study(entries={}, seeds=(1,))
     (first,) = plan(one, text, folders["runs"])
-    list(Pretended().run([trial.write_job([first], {})]))
+    list(Pretended().run([trial.write_job([first], {"study": "tiny"})]))
     write_json(first.folder / RECIPE, {"recipe": first.recipe.to_json(), "seed": 1, "corpus": str(first.corpus)})
     with open(text, "a") as file:
         file.write(json.dumps({"text": "One more document, long enough to matter."}) + "\n")
@@ -439,7 +438,7 @@ def test_code_of_ones_own_is_part_of_the_run(text: str, folders: dict[str, Path]
         planned = plan(study(base=mine, entries={}, seeds=(1,)), text, folders["runs"])
         assert not planned[0].over, "a result of the file's earlier contents is not taken"
         keys.add(planned[0].key)
-        job = trial.write_job(planned, {})
+        job = trial.write_job(planned, {"study": "tiny"})
         assert json.loads(job.read_text())["definitions"] == [{"path": str(file), "source": file.read_text()}]
         list(Pretended().run([job]))
         told, stated = json.loads(job.read_text()), asdict(user_files(mine)[0].stated)
@@ -460,7 +459,7 @@ def test_a_job_runs_the_code_that_its_study_began_with(text: str, folders: dict[
         "recipe = find('baseline_mini').but({'train.loader': Edited()})\n"
     )
     mine = find(f"{file}:recipe").but(SETTINGS)
-    job = trial.write_job(plan(study(base=mine, entries={}, seeds=(1,)), text, folders["runs"]), {})
+    job = trial.write_job(plan(study(base=mine, entries={}, seeds=(1,)), text, folders["runs"]), {"study": "tiny"})
     file.write_text(file.read_text() + "raise SystemExit('edited')\n")
     ran: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:

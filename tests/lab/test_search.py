@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from recording import RecordedProgress
 from run_folder import make_result
 from tiny_study import SETTINGS as TINY
+from tiny_study import write_text
 
 from caddie.errors import UserError
 from caddie.files import replacing
@@ -98,11 +99,7 @@ class Scored:
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "text.jsonl"
-    path.write_text(
-        "".join(json.dumps({"text": f"Document {n}: {'word ' * (n % 7 + 3)}{n * n}."}) + "\n" for n in range(60))
-    )
-    return str(path)
+    return str(write_text(tmp_path))
 
 
 @pytest.fixture
