@@ -122,6 +122,7 @@ def test_short_training(folder: str, precision: str, tolerance: float, goldens: 
         assert norm.item() == pytest.approx(figures["gradient_norm_before_clip"], rel=tolerance)
         scale = None if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
         for updater in updaters:
+            updater.launch()
             updater.step(TrainProgress(step, 0.0, budget), figures["learning_rate_multiplier"], scale)
         model.zero_grad()
     _, losses = losses_of(golden, model, inputs[0], targets[0], case)

@@ -40,14 +40,13 @@ def restore(path: Path, tensors: Mapping[str, Tensor], identity: Mapping[str, st
     try:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
-            if any(metadata.get(key) != value for key, value in identity.items()):
-                raise UserError(f"{path} is of another recipe, text or seed; name another --out or remove it")
-            for name, tensor in tensors.items():
-                tensor.data.copy_(file.get_tensor(name))
-    except UserError:
-        raise
+            if same := identity.items() <= metadata.items():
+                for name, tensor in tensors.items():
+                    tensor.data.copy_(file.get_tensor(name))
     except (SafetensorError, KeyError, OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is not a readable checkpoint ({error}); remove it to start anew") from None
+    if not same:
+        raise UserError(f"{path} is of another recipe, text or seed; name another --out or remove it")
     return metadata
 
 

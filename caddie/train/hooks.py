@@ -77,24 +77,23 @@ class Log:
             self._file.close()
 
     def write(self, event: Event) -> None:
-        """Write an event; losses in nats per token get bits per byte beside them."""
+        """Write an event; losses in nats per token get bits per byte beside them. A note stays on the display."""
         if self._bits_per_nat is not None:
             rates = {"loss": "bits_per_byte", "gap": "gap_bits_per_byte"}
             rated = {rates[name]: event[name] * self._bits_per_nat for name in rates if name in event}
             event = {**event, **rated}
-        self._write_line(event)
-        self._progress.step(event)
-
-    def note(self, text: str) -> None:
-        """Write a note, which stays on the display."""
-        self._write_line({"event": "note", "text": text})
-        self._progress.note(text)
-
-    def _write_line(self, event: Event) -> None:
         try:
             self._file.write(json.dumps(event) + "\n")
         except OSError as error:
             raise UserError(f"cannot write {self._path}: {reason(error)}; free space, and start it again") from None
+        if event["event"] == "note":
+            self._progress.note(event["text"])
+        else:
+            self._progress.step(event)
+
+    def note(self, text: str) -> None:
+        """Write a note."""
+        self.write({"event": "note", "text": text})
 
     def begin(self, trainer: Trainer, at: TrainProgress, position: int) -> None:
         """Start to measure the speed and to count compiled graphs."""
@@ -150,8 +149,8 @@ class Checkpoint:
         self.saved = at
         state = trainer.state()
         if trainer.ranks.first:
-            where = {"step": at.step, "seconds": at.seconds, "position": position, "loss": loss}
-            words = {name: repr(value) for name, value in {**where, "cpu_share": cpu_share}.items()}
+            where = {"step": at.step, "seconds": at.seconds, "position": position, "loss": loss, "cpu_share": cpu_share}
+            words = {name: repr(value) for name, value in where.items()}
             words["budgets"] = ", ".join((*self.earlier_budgets, str(trainer.config.budget)))
             if trainer.asynchronous:  # the next steps change the tensors while they are written
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
@@ -196,20 +195,11 @@ class ForecastHook:
         weights: Mapping[str, Tensor] = trainer.average.weights if trainer.average else trainer.parameters
         if trainer.asynchronous:  # the next steps change the tensors themselves
             weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-
-        def job() -> None:
-            for event in forecaster.events(weights, at, anew):
-                self.events.append({**event, "step": at.step, "progress": round(at.progress, 6)})
-
-        self.background.submit(job)
+        self.background.submit(lambda: self.events.extend(forecaster.events(weights, at, anew)))
 
     def _write(self) -> None:
         while self.events:
-            event = self.events.popleft()
-            if event["event"] == "note":
-                self.log.note(event["text"])
-            else:
-                self.log.write(event)
+            self.log.write(self.events.popleft())
 
 
 class BusyMachine:

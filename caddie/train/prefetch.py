@@ -75,13 +75,11 @@ class Uploads:
 
 
 @contextmanager
-def prefetch(
-    stream: Stream, indices: Iterable[int], device: torch.device, bos: int, ready: int = 4
-) -> Iterator[Iterator[DeviceBatch]]:
-    """Yield the stream's micro-batches of these indices on the device; a thread makes and copies them, `ready` ahead.
+def prefetch(stream: Stream, indices: Iterable[int], device: torch.device, bos: int) -> Iterator[Iterator[DeviceBatch]]:
+    """Yield the stream's micro-batches of these indices on the device; a thread makes and copies them, four ahead.
 
     `bos` is the id that begins every document.
     """
     uploads = Uploads(device, bos)
-    with prefetched(lambda index: uploads.send(stream.micro_batch(index)), indices, ready) as uploading:
+    with prefetched(lambda index: uploads.send(stream.micro_batch(index)), indices, 4) as uploading:
         yield map(uploads.take, uploading)

@@ -147,7 +147,9 @@ class Forecaster:
         """Return a `forecast` event, and a note the first time that the file is too big, perhaps or surely."""
         found = self.forecast(weights, train_progress.seconds, anew)
         fit, cap = self.config.fit, self.config.cap_bytes
-        event = {"event": "forecast", "file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.predicted_loss}
+        sizes = {"file_bytes": found.file_bytes, "cap_bytes": cap, "gap": found.predicted_loss}
+        where = {"step": train_progress.step, "progress": round(train_progress.progress, 6)}
+        event = {"event": "forecast", **sizes, **where}
         if self._warned or found.file_bytes <= (_PERHAPS if fit is None else _SURELY) * cap:
             return [event]
         self._warned = True

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recording import Recorder
-from test_loop import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, go
+from recording import RecordedProgress, Recorder
+from test_loop import GROWING, ONE_STEP, SHARDS, STEPS, TINY, equal, finite_checkpoint, go, stop_at_five
 
 from caddie.config.schedules import Budget, PiecewiseConstant, TrainProgress, progress_at
 from caddie.data.loaders import Batch, SequentialStream
@@ -27,7 +27,6 @@ from caddie.runtime.progress import Event
 from caddie.train import hooks
 from caddie.train import trainer as trainer_module
 from caddie.train.averaging import ProgressEMA, TailEMA
-from caddie.train.checkpoint import restore
 from caddie.train.loop import Interrupted, Trained
 from caddie.train.prefetch import AsyncScalar, Uploads, prefetch
 from caddie.train.trainer import Trainer
@@ -111,15 +110,15 @@ def test_late_steps_are_the_same_steps(in_time: Trained, tmp_path: Path, monkeyp
             return super().read()
 
     monkeypatch.setattr(trainer_module, "AsyncScalar", Watched)
-    events: list[Event] = []
-    found = go(tmp_path, GROWS, progress=Recorder(events.append))
+    shown = RecordedProgress()
+    found = go(tmp_path, GROWS, progress=shown)
     assert equal(found, in_time)
     assert (found.steps, found.tokens, found.final_loss) == (in_time.steps, in_time.tokens, in_time.final_loss)
     expected = ["launch 0"]
     for step in range(1, 12):
         expected += [f"launch {step}", f"read {step - 1}"]
     assert order == [*expected, "read 11"]
-    logged = [event for event in events if event["event"] == "step"]
+    logged = [event for event in shown.events if event["event"] == "step"]
     assert [event["step"] for event in logged if event["step"] != 11] == [*range(1, 11), 12]
     assert [event["tokens"] for event in logged[:8]] == [128 * n for n in range(1, 7)] + [768 + 256, 768 + 512]
 
@@ -147,9 +146,7 @@ def test_what_is_not_finite_stops_one_step_later_and_is_not_saved(
         go(tmp_path, config)
     step = int(str(caught.value).split("at step ")[1].split(";")[0])
     assert launched[-1] in (step, step + 1)
-    kept = Trainer(TINY, config, 7, Ranks())
-    words = restore(tmp_path / CHECKPOINT, kept.state(), {})
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
+    words = finite_checkpoint(tmp_path, config)
     assert f"weights of step {words['step']} are" in str(caught.value)
     assert (int(words["step"]) > 0) == (often < 1.0)
 
@@ -157,17 +154,12 @@ def test_what_is_not_finite_stops_one_step_later_and_is_not_saved(
 @pytest.mark.long
 @pytest.mark.usefixtures("late")
 def test_a_late_run_is_interrupted_and_goes_on_to_the_bit(in_time: Trained, tmp_path: Path) -> None:
-    def stop(event: Event) -> None:
-        if event.get("step") == 5 and event["event"] == "step":
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    config = GROWS
     with pytest.raises(Interrupted, match="after step 7") as caught:  # 6 was under way, 7 had to be launched to see it
-        go(tmp_path, config, progress=Recorder(stop))
+        go(tmp_path, GROWS, progress=Recorder(stop_at_five))
     assert caught.value.number == signal.SIGTERM
-    events: list[Event] = []
-    assert equal(in_time, go(tmp_path, config, progress=Recorder(events.append)))
-    assert next(event for event in events if event["event"] == "start")["step"] == 7
+    shown = RecordedProgress()
+    assert equal(in_time, go(tmp_path, GROWS, progress=shown))
+    assert next(event for event in shown.events if event["event"] == "start")["step"] == 7
 
 
 @pytest.mark.long
@@ -189,12 +181,8 @@ def test_no_step_waits_for_a_checkpoint(tmp_path: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hooks, "save_tensors", write)
-            (tmp_path / name).mkdir()
-            go(
-                tmp_path / name,
-                config,
-                progress=Recorder(lambda event: go_on.set() if event.get("step") == 8 else None),
-            )
+            let_go = Recorder(lambda event: go_on.set() if event.get("step") == 8 else None)
+            go(tmp_path / name, config, progress=let_go)
         return found
 
     every = written("in time", -1)
@@ -252,7 +240,7 @@ def test_batches_arrive_in_order_and_are_waited_for_by_the_device(
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: said.append(("keep",)))
     stream = SequentialStream().build(SHARDS, tokens=64, sequence_length=32, seed=0, bos=1)
-    with prefetch(stream, range(3, 9, 2), torch.device("cpu"), 0, ready=2) as batches:
+    with prefetch(stream, range(3, 9, 2), torch.device("cpu"), 0) as batches:
         found = list(batches)
     for index, batch in zip((3, 5, 7), found, strict=True):
         assert np.array_equal(batch.inputs.numpy(), stream.micro_batch(index).inputs)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import taped
 import torch
-from recording import Recorder
+from recording import RecordedProgress
 from test_compiling import Pair
-from test_loop import DATA, GROWING, STEPS, TINY, equal, made
+from test_loop import GROWING, STEPS, TINY, equal, go
 from torch import nn
 
 from caddie.config.schedules import PiecewiseConstant, Ramp, TrainProgress
@@ -21,11 +21,9 @@ from caddie.model import GPT, Recurrence
 from caddie.ops import IMPLEMENTATIONS, use_implementations
 from caddie.report.display import start_line
 from caddie.runtime.distributed import Ranks
-from caddie.runtime.progress import Event
 from caddie.train import warmup as warmup
 from caddie.train.averaging import ProgressEMA
 from caddie.train.cuda_graphs import Recordings, recorder
-from caddie.train.loop import Trained, train
 from caddie.train.optim import AdamW
 from caddie.train.qat import Noisy, StraightThrough, View
 from caddie.train.settings import Train
@@ -93,16 +91,14 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Counted:
 @pytest.mark.long
 @pytest.mark.parametrize(("gpt", "config"), [(LOOPED, CHANGING), (TINY, CHANGING.but(warmup_steps=0))])
 def test_a_recorded_run_is_the_run_to_the_bit(gpt: GPT, config: Train, tmp_path: Path, record: Counted) -> None:
-    def run(name: str, config: Train) -> Trained:
-        return train(gpt, config, DATA, seed=7, folder=made(tmp_path / name), progress=Recorder(events.append))
-
-    events: list[Event] = []
-    right, found = run("right", config), run("found", config.but(cuda_graphs="auto"))
+    shown = RecordedProgress()
+    right = go(tmp_path / "right", config, gpt, progress=shown)
+    found = go(tmp_path / "found", config.but(cuda_graphs="auto"), gpt, progress=shown)
     assert record.recorded >= 3, "one for each shape"
     assert record.replayed > record.recorded
     assert equal(found, right)
     assert found.final_loss == right.final_loss
-    assert [event["cuda_graphs"] for event in events if event["event"] == "start"] == [False, True]
+    assert [event["cuda_graphs"] for event in shown.events if event["event"] == "start"] == [False, True]
 
 
 def test_what_is_recorded_has_no_effect_and_reads_no_number() -> None:

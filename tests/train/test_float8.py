@@ -7,16 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording import Recorder
-from test_loop import DATA, STEPS, TINY, made
+from recording import RecordedProgress
+from test_loop import STEPS, TINY, go
 from torch import Tensor
 
 from caddie.model import GPT, ModelPart, Recurrence, SwiGLU, UntiedHead, build
 from caddie.ops import choose, float8_linear, linear, multiplies_float8, plain, use_implementations
 from caddie.ops import dispatch as choice
 from caddie.ops.float8 import FORWARD, GRADIENT, rounded
-from caddie.runtime.progress import Event
-from caddie.train.loop import train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -172,23 +170,15 @@ def test_parts_are_the_layers_of_their_names(part: ModelPart, gpt: GPT, expected
 
 @pytest.mark.long
 def test_a_run_is_trained_in_eight_bits_and_says_what_they_cost(tmp_path: Path) -> None:
-    events: list[Event] = []
-    runs = {
-        parts: train(
-            TINY,
-            STEPS.but(steps=20, float8=parts, precision="float32"),
-            DATA,
-            seed=7,
-            folder=made(tmp_path / "-".join(("run", *parts))),
-            progress=Recorder(events.append),
-        )
-        for parts in ((), ("mlp",), ("head", "mlp"))
-    }
+    shown, runs = RecordedProgress(), {}
+    for parts in ((), ("mlp",), ("head", "mlp")):
+        config = STEPS.but(steps=20, float8=parts, precision="float32")
+        runs[parts] = go(tmp_path / "-".join(("run", *parts)), config, progress=shown)
     losses = [run.final_loss for run in runs.values()]
     assert len(set(losses)) == 3, "each part rounds something more"
     assert max(losses) - min(losses) < 0.02 * min(losses)
     weight = runs["head", "mlp"].last["blocks.0.mlp.up.weight"]
     eight, scale = rounded(weight, FORWARD)
     assert not torch.equal(weight, eight.float() * scale), "eight bits are how products are made, not what is kept"
-    notes = [event["text"] for event in events if event["event"] == "note"]
-    assert notes == ["train.float8: this device has no float8 products, so they are emulated, which takes longer"] * 2
+    said = "train.float8: this device has no float8 products, so they are emulated, which takes longer"
+    assert shown.notes == [said] * 2

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
-from processes import CONTEXT
-from recording import Recorder
+from processes import CONTEXT, together
+from recording import RecordedProgress, Recorder
 
 from caddie.config.schedules import Budget, PiecewiseConstant, Ramp, StepRamp, TrainProgress, Warmdown
 from caddie.data.loaders import Batch, Loader, PackedDocuments, TrainingData
@@ -29,7 +28,8 @@ from caddie.pack.quantize import Rows
 from caddie.report.read import read_steps
 from caddie.report.run_files import CHECKPOINT, LOG
 from caddie.runtime.cpu_share import CpuShare
-from caddie.runtime.distributed import Ranks, join
+from caddie.runtime.distributed import Ranks
+from caddie.runtime.progress import Event
 from caddie.train import hooks
 from caddie.train import loop as module
 from caddie.train.averaging import EMA
@@ -54,13 +54,32 @@ SHARDS = [np.random.default_rng(0).integers(0, 64, 5000).astype(np.uint16)]
 DATA = TrainingData(SHARDS, 1)
 
 
-def go(folder: Path, config: Train = STEPS, **keywords: Any) -> Trained:
-    return train(TINY, config, DATA, seed=7, folder=folder, **keywords)
+def go(
+    folder: Path, config: Train = STEPS, gpt: GPT = TINY, data: TrainingData = DATA, seed: int = 7, **keywords: Any
+) -> Trained:
+    folder.mkdir(exist_ok=True)
+    return train(gpt, config, data, seed=seed, folder=folder, **keywords)
 
 
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+def told(folder: Path, config: Train = STEPS, **keywords: Any) -> list[dict[str, Any]]:
+    """The events of a training, notes included."""
+    events: list[dict[str, Any]] = []
+    go(folder, config, progress=Recorder(events.append), **keywords)
+    return events
+
+
+def finite_checkpoint(folder: Path, config: Train) -> dict[str, str]:
+    """Return the metadata of a checkpoint, all of whose tensors are finite."""
+    kept = Trainer(TINY, config, 7, Ranks()).state()
+    words = restore(folder / CHECKPOINT, kept, {})
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.values())
+    return words
+
+
+def stop_at_five(event: Event) -> None:
+    """Ask the run to stop while it logs step 5."""
+    if event.get("step") == 5 and event["event"] == "step":
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def equal(a: Trained, b: Trained) -> bool:
@@ -86,22 +105,18 @@ def test_warm_up_leaves_no_trace(unbroken: Trained, tmp_path: Path) -> None:
 
 
 def test_seed_decides_weights_and_order(tmp_path: Path) -> None:
-    one, other = (train(TINY, ONE_STEP, DATA, seed=seed, folder=made(tmp_path / str(seed))) for seed in (7, 8))
+    one, other = (go(tmp_path / str(seed), ONE_STEP, seed=seed) for seed in (7, 8))
     assert not equal(one, other)
 
 
 def test_interrupted_run_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) -> None:
-    def stop(event: dict[str, Any]) -> None:
-        if event.get("step") == 5 and event["event"] == "step":
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Interrupted, match="after step 6") as caught:
-        go(tmp_path, progress=Recorder(stop))
+        go(tmp_path, progress=Recorder(stop_at_five))
     assert caught.value.number == signal.SIGTERM
     assert isinstance(caught.value, KeyboardInterrupt), "a loop that goes on after every Exception ends"
-    events: list[dict[str, Any]] = []
-    assert equal(unbroken, go(tmp_path, progress=Recorder(events.append)))
-    start = next(event for event in events if event["event"] == "start")
+    shown = RecordedProgress()
+    assert equal(unbroken, go(tmp_path, progress=shown))
+    start = next(event for event in shown.events if event["event"] == "start")
     assert start["step"] == 6  # the signal came while step 5 was logged
     assert start["seconds"] > 0
 
@@ -114,16 +129,12 @@ def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_a_run_that_goes_on_with_another_budget_says_so(tmp_path: Path) -> None:
-    def stop(event: dict[str, Any]) -> None:
-        if event.get("step") == 5 and event["event"] == "step":
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Interrupted, match="after step 6"):
-        go(tmp_path, progress=Recorder(stop))
+        go(tmp_path, progress=Recorder(stop_at_five))
     with pytest.raises(UserError, match=r"has trained for 6 steps in .* seconds; train.steps=6 leaves nothing"):
         go(tmp_path, STEPS.but(steps=6))
-    assert go(made(tmp_path / "other"), STEPS).earlier_budgets == ()
-    longer = Recorder(lambda event: None)
+    assert go(tmp_path / "other", STEPS).earlier_budgets == ()
+    longer = RecordedProgress()
     assert go(tmp_path, STEPS.but(steps=7), progress=longer).earlier_budgets == ("train.steps=8",)
     assert "its first 6 steps had the schedules of train.steps=8" in longer.notes
     assert go(tmp_path, STEPS.but(steps=7)).earlier_budgets == ("train.steps=8",), "it was done before"
@@ -132,18 +143,14 @@ def test_a_run_that_goes_on_with_another_budget_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_cpu_share_is_that_of_all_of_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(event: dict[str, Any]) -> None:
-        if event.get("step") == 5 and event["event"] == "step":
-            os.kill(os.getpid(), signal.SIGTERM)
-
     monkeypatch.setattr(CpuShare, "share", 0.25)
     with pytest.raises(Interrupted):
-        go(tmp_path, progress=Recorder(stop))
+        go(tmp_path, progress=Recorder(stop_at_five))
     monkeypatch.setattr(CpuShare, "share", 1.0)
     share = go(tmp_path).cpu_share
     assert share is not None
     assert 0.25 < share < 1.0
-    again = Recorder(lambda event: None)
+    again = RecordedProgress()
     assert go(tmp_path, progress=again).cpu_share == pytest.approx(share, abs=0.2), "it was done before"
     assert "training was done before: 8 steps" in again.notes
 
@@ -232,10 +239,9 @@ def test_killed_process_resumes_to_the_bit(unbroken: Trained, tmp_path: Path) ->
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    config = STEPS.but(checkpoint_seconds=0.001)
-    events: list[dict[str, Any]] = []
-    assert equal(unbroken, go(tmp_path, config.but(checkpoint_seconds=0.001), progress=Recorder(events.append)))
-    assert next(event for event in events if event["event"] == "start")["step"] >= 3
+    shown = RecordedProgress()
+    assert equal(unbroken, go(tmp_path, STEPS.but(checkpoint_seconds=0.001), progress=shown))
+    assert next(event for event in shown.events if event["event"] == "start")["step"] >= 3
 
 
 def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -243,14 +249,14 @@ def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another recipe, text or seed"):
         go(tmp_path, STEPS.but(batch_tokens=128))
     with pytest.raises(UserError, match="another recipe, text or seed"):
-        train(TINY, STEPS, DATA, seed=8, folder=tmp_path)
+        go(tmp_path, seed=8)
 
 
 def test_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     one, another = (replace(DATA, documents_sha256=name) for name in ("one", "another"))
-    train(TINY, ONE_STEP, one, seed=7, folder=tmp_path)
+    go(tmp_path, ONE_STEP, data=one)
     with pytest.raises(UserError, match="another recipe, text or seed"):
-        train(TINY, STEPS, another, seed=7, folder=tmp_path)
+        go(tmp_path, data=another)
 
 
 def test_a_finished_run_keeps_its_last_loss(tmp_path: Path) -> None:
@@ -306,14 +312,13 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(tmp_path: Path, waits: list[str]) -> None:
+    wild = STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30})
     with pytest.raises(CheckFailed, match="the loss or its gradient was nan at step"):
-        go(tmp_path, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}))
+        go(tmp_path, wild)
     assert waits[: waits.index("error")][-2:] == ["written", "together"], (
         "else the first process is ended while it writes"
     )
-    kept = Trainer(TINY, STEPS.but({"optimizers.matrix.lr": 1e30, "optimizers.scalar.lr": 1e30}), 7, Ranks())
-    restore(tmp_path / CHECKPOINT, kept.state(), {})
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
+    finite_checkpoint(tmp_path, wild)
 
 
 def test_first_weights_that_are_not_finite_end_the_run_in_one_line(
@@ -350,10 +355,7 @@ def test_an_update_that_breaks_a_weight_is_not_saved(
     ):
         go(tmp_path, config)
     assert waits[: waits.index("error")][-2:] == ["written", "together"]
-    kept = Trainer(TINY, config, 7, Ranks())
-    words = restore(tmp_path / CHECKPOINT, kept.state(), {})
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.state().values())
-    assert words["step"] == str(last - 1 if often < 1 else 0)
+    assert finite_checkpoint(tmp_path, config)["step"] == str(last - 1 if often < 1 else 0)
 
 
 def test_clipping_is_of_the_whole_gradient() -> None:
@@ -396,16 +398,12 @@ def test_steps_and_rows_grow_and_resume_to_the_bit(tmp_path: Path) -> None:
     before = Trainer._tensors
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_tensors", note)
-        whole = go(made(tmp_path / "a"), GROWING.but(warmup_steps=0))
+        whole = go(tmp_path / "a", GROWING.but(warmup_steps=0))
     assert whole.tokens == 4 * 128 + 4 * 256
     assert shapes == [(4, 16)] * 4 + [(2, 32)] * 4 + [(2, 32)] * 16
 
-    def stop(event: dict[str, Any]) -> None:
-        if event.get("step") == 5 and event["event"] == "step":
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(Interrupted):
-        go(made(tmp_path / "b"), GROWING, progress=Recorder(stop))
+        go(tmp_path / "b", GROWING, progress=Recorder(stop_at_five))
     assert equal(whole, go(tmp_path / "b", GROWING))
 
 
@@ -424,12 +422,12 @@ def test_every_shape_of_a_run_is_warmed_up() -> None:
 
 
 def test_caps_that_the_recipe_leaves_untrained_are_named_and_stay(tmp_path: Path) -> None:
-    notes, steps = list[dict[str, Any]](), STEPS.but(steps=3, warmup_steps=3)
+    shown, steps = RecordedProgress(), STEPS.but(steps=3, warmup_steps=3)
     untrained, trained = (TINY.but({"head.learned_caps": word}) for word in ("untrained", "trained"))
-    found = train(untrained, steps, DATA, seed=7, folder=made(tmp_path / "a"), progress=Recorder(notes.append))
+    found = go(tmp_path / "a", steps, untrained, progress=shown)
     assert found.last["head.caps"].tolist() == [30.0, 30.0]
-    assert any("not trained, as the recipe says: head.caps (1 in all)" in event.get("text", "") for event in notes)
-    found = train(trained, steps, DATA, seed=7, folder=made(tmp_path / "b"))
+    assert "not trained, as the recipe says: head.caps (1 in all)" in shown.notes
+    found = go(tmp_path / "b", steps, trained)
     assert all(cap != 30.0 for cap in found.last["head.caps"].tolist())
 
 
@@ -439,9 +437,9 @@ def test_a_parameter_that_no_gradient_reaches_is_refused(tmp_path: Path) -> None
     alive = TINY.but({"embedding.bigrams": HashedNGrams(buckets=10, dims=4)})
     once = STEPS.but(steps=1, warmup_steps=3)
     with pytest.raises(UserError, match=r"no gradient reaches embedding\.bigrams"):
-        train(dead, once, DATA, seed=7, folder=tmp_path)
+        go(tmp_path, once, dead)
     assert not list(tmp_path.iterdir())
-    train(alive, once, DATA, seed=7, folder=tmp_path)
+    go(tmp_path, once, alive)
 
 
 @pytest.mark.long
@@ -468,11 +466,11 @@ def test_matrices_that_never_move_are_named_and_not_what_they_keep_from_a_gradie
 
 
 def test_the_warm_up_is_a_tenth_of_the_steps_and_says_how_far_it_is(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
-    trained = go(tmp_path, STEPS, progress=Recorder(events.append))
+    shown = RecordedProgress()
+    trained = go(tmp_path, progress=shown)
     assert trained.warmup_steps == 1  # of eight steps a tenth is less than one, but every shape runs once
-    assert events[0] == {"event": "doing", "text": "warm-up, step 1 of 1"}
-    start = next(event for event in events if event["event"] == "start")
+    assert shown.events[0] == {"event": "doing", "text": "warm-up, step 1 of 1"}
+    start = next(event for event in shown.events if event["event"] == "start")
     assert start["warmup_steps"] == 1
     assert start["warmup_seconds"] > 0
     assert warmup_steps(STEPS.but(steps=400, warmup_steps=20), 2) == 20
@@ -480,7 +478,7 @@ def test_the_warm_up_is_a_tenth_of_the_steps_and_says_how_far_it_is(tmp_path: Pa
 
 
 def test_the_warm_up_counts_its_steps_out_of_those_it_will_make() -> None:
-    shown = Recorder(lambda event: None)
+    shown = RecordedProgress()
     trainer = Trainer(TINY, STEPS.but(steps=300, warmup_steps=12), 7, Ranks())
     warm_up(trainer, (4, 32), shown)
     assert [event["text"] for event in shown.events] == [f"warm-up, step {step} of 12" for step in range(1, 13)]
@@ -488,9 +486,9 @@ def test_the_warm_up_counts_its_steps_out_of_those_it_will_make() -> None:
 
 def test_the_warm_up_looks_on_until_every_parameter_has_moved(tmp_path: Path) -> None:
     """The factor behind one that starts at zero gets its first gradient in the second step."""
-    events: list[dict[str, Any]] = []
-    assert go(tmp_path, STEPS.but(warmup_steps=20), progress=Recorder(events.append)).warmup_steps == 2
-    assert [event["text"] for event in events[:2]] == ["warm-up, step 1 of 1", "warm-up, step 2"]
+    shown = RecordedProgress()
+    assert go(tmp_path, STEPS.but(warmup_steps=20), progress=shown).warmup_steps == 2
+    assert [event["text"] for event in shown.events[:2]] == ["warm-up, step 1 of 1", "warm-up, step 2"]
 
 
 @pytest.mark.long
@@ -515,9 +513,7 @@ def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 def test_quantized_weights_change_the_loss_from_when_they_are_switched_on(tmp_path: Path) -> None:
     def losses(name: str, config: Train) -> list[float]:
-        events: list[dict[str, Any]] = []
-        go(made(tmp_path / name), config, progress=Recorder(events.append))
-        return [event["loss"] for event in events if event["event"] == "step"]
+        return [event["loss"] for event in told(tmp_path / name, config) if event["event"] == "step"]
 
     view = StraightThrough(quantizer=Rows(bits=2), strength=PiecewiseConstant(values=(0, 1), begins=(0.5,)))
     plain, seen = losses("plain", STEPS), losses("seen", STEPS.but(qat={"matrix": view}))
@@ -541,8 +537,7 @@ def test_z_loss_changes_what_is_descended_and_not_what_is_reported() -> None:
 def test_graphs_that_were_compiled_on_the_clock_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = iter([3, 3, 5, 5])
     monkeypatch.setattr(Trainer, "graphs", lambda self: next(compiled))
-    events: list[dict[str, Any]] = []
-    train(TINY, STEPS.but(steps=3), DATA, seed=7, folder=tmp_path, progress=Recorder(events.append))
+    events = told(tmp_path, STEPS.but(steps=3))
     kinds = [(event["event"], event.get("text", "").split(";")[0]) for event in events]
     at = kinds.index(("note", "recompiled 2 graphs on the clock"))
     assert [kind for kind, _ in kinds].count("note") == 1
@@ -558,10 +553,9 @@ def test_graphs_of_another_process_are_told_too(tmp_path: Path, monkeypatch: pyt
         return [*found[:2], max(found[2], next(others))] if len(found) == 3 else found
 
     monkeypatch.setattr(Ranks, "maximum", maximum)
-    events: list[dict[str, Any]] = []
-    train(TINY, STEPS.but(steps=3), DATA, seed=7, folder=tmp_path, progress=Recorder(events.append))
-    notes = [event["text"].split(";")[0] for event in events if event["event"] == "note"]
-    assert notes == ["recompiled 1 graphs on the clock"]
+    shown = RecordedProgress()
+    go(tmp_path, STEPS.but(steps=3), progress=shown)
+    assert [note.split(";")[0] for note in shown.notes] == ["recompiled 1 graphs on the clock"]
 
 
 def test_the_clock_starts_when_all_processes_have_their_first_batch(
@@ -593,8 +587,7 @@ def test_the_clock_starts_when_all_processes_have_their_first_batch(
     monkeypatch.setattr(hooks, "save_tensors", slow_save)
     monkeypatch.setattr(Ranks, "wait", slow_wait)
     monkeypatch.setattr(module, "prefetch", slow_batches)
-    events: list[dict[str, Any]] = []
-    train(TINY, STEPS.but(warmup_steps=0), DATA, seed=7, folder=tmp_path, progress=Recorder(events.append))
+    events = told(tmp_path, STEPS.but(warmup_steps=0))
     assert order == ["checkpoint", "batch", "others"]
     assert {event["seconds"] for event in events if event["event"] == "step"} == {0.0}
 
@@ -618,7 +611,7 @@ def test_the_warm_up_has_room_for_as_many_documents_as_the_run(tmp_path: Path, m
     text[::4] = 1  # documents of four tokens
     config = STEPS.but(batch_tokens=1024, micro_batches=2, warmup_steps=1, steps=10, precision="bfloat16")
     gpt = TINY.but({"block.attention.scope": "document"})
-    train(gpt, config, TrainingData([text], 1), seed=7, folder=tmp_path)
+    go(tmp_path, config, gpt, TrainingData([text], 1))
     assert rooms == [512] * len(rooms), "2 x 128 documents, and 16 rows of which each begins in the middle of one"
     assert len(rooms) > 20
 
@@ -655,16 +648,9 @@ def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
 
     def notes(name: str, config: Train = config) -> list[str]:
         torch._dynamo.reset()
-        events: list[dict[str, Any]] = []
-        train(
-            shallow,
-            config,
-            DATA,
-            seed=7,
-            folder=made(tmp_path / name),
-            progress=Recorder(events.append),
-        )
-        return [event["text"] for event in events if event["event"] == "note"]
+        shown = RecordedProgress()
+        go(tmp_path / name, config, shallow, progress=shown)
+        return shown.notes
 
     assert notes("warmed up") == []
     assert notes("packed", config.but(loader=PackedDocuments(), sequence_length=32)) == []
@@ -674,17 +660,9 @@ def test_a_shape_that_was_not_warmed_up_is_compiled_on_the_clock_and_told(
 
 
 def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
     only_trained = PiecewiseConstant(values=(8, 12), begins=(1.0,))  # the model is scored with windows of 12
     gpt = TINY.but({"layers": {"1": {"attention.window": only_trained}}})
-    train(
-        gpt,
-        STEPS.but(steps=1, precision="float32"),
-        DATA,
-        seed=7,
-        folder=tmp_path,
-        progress=Recorder(events.append),
-    )
+    events = told(tmp_path, STEPS.but(steps=1, precision="float32"), gpt=gpt)
     start = next(event for event in events if event["event"] == "start")
     assert start["attention"].split(", ")[0] == "SDPA"
     assert "bands" in start["attention"]
@@ -693,25 +671,13 @@ def test_the_start_of_the_log_says_how_attention_is_computed(tmp_path: Path) -> 
 RANKS = STEPS.but({"micro_batches": 4, "clip_norm": 1.0, "steps": 4, "optimizers.matrix.precision": "float32"})
 
 
-def _rank(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    with join() as ranks:
-        trained = go(Path(folder), RANKS, ranks=ranks)
-        ranks.wait()
-    torch.save(trained.last, f"{folder}/rank{rank}.pt")
+def _rank(ranks: Ranks, folder: Path) -> None:
+    torch.save(go(folder, RANKS, ranks=ranks).last, folder / f"rank{ranks.rank}.pt")
 
 
 @pytest.mark.slow
 def test_two_ranks_equal_one_with_twice_the_micro_batches(tmp_path: Path) -> None:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (tmp_path / "two").mkdir()
-    multiprocessing.spawn(_rank, (port, str(tmp_path / "two")), nprocs=2)  # type: ignore[no-untyped-call]
-    (tmp_path / "one").mkdir()
+    together(_rank, 2, tmp_path / "two")
     one = go(tmp_path / "one", RANKS).last
     ranks = [torch.load(tmp_path / "two" / f"rank{rank}.pt") for rank in (0, 1)]
     for name, weight in one.items():
@@ -741,23 +707,22 @@ HELD = STEPS.but(held_out_tokens=400)
 
 
 def test_held_out_text_is_measured_and_changes_nothing_else(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
-    data = replace(DATA, bits_per_nat=0.5)
-    measured = train(TINY, HELD, data, seed=7, folder=made(tmp_path / "a"), progress=Recorder(events.append))
-    told = [event for event in events if event["event"] == "held_out"]
-    assert told == read_steps(tmp_path / "a" / LOG, "held_out")
-    assert [told[0]["step"], told[-1]["step"], told[0]["tokens"]] == [0, 8, 384]
-    assert told[-1]["bits_per_byte"] == 0.5 * told[-1]["loss"]
+    shown = RecordedProgress()
+    measured = go(tmp_path / "a", HELD, data=replace(DATA, bits_per_nat=0.5), progress=shown)
+    events = [event for event in shown.events if event["event"] == "held_out"]
+    assert events == read_steps(tmp_path / "a" / LOG, "held_out")
+    assert [events[0]["step"], events[-1]["step"], events[0]["tokens"]] == [0, 8, 384]
+    assert events[-1]["bits_per_byte"] == 0.5 * events[-1]["loss"]
     model = build(TINY, 0)
     ids = torch.from_numpy(SHARDS[0][-400:-15].astype(np.int64))
-    for event, weights in ((told[0], build(TINY, 7).state_dict()), (told[-1], measured.last)):
+    for event, weights in ((events[0], build(TINY, 7).state_dict()), (events[-1], measured.last)):
         model.load_state_dict(weights)
         with torch.no_grad():
             logits = model(ids[:-1].view(12, 32), ids[:-1].view(12, 32) == 1)
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[1:])
         assert event["loss"] == pytest.approx(float(expected), rel=1e-4)
     shorter = replace(DATA, shards=[SHARDS[0][:-400]])
-    assert equal(measured, train(TINY, STEPS, shorter, seed=7, folder=made(tmp_path / "b")))
+    assert equal(measured, go(tmp_path / "b", data=shorter))
 
 
 def test_held_out_text_is_quantized_as_in_a_step_there() -> None:
@@ -804,6 +769,5 @@ def test_held_out_text_shorter_than_a_row_is_refused_at_once(tmp_path: Path) -> 
 
 
 def test_held_out_rows_are_the_longest(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
-    go(tmp_path, GROWING.but(held_out_tokens=400, steps=2), progress=Recorder(events.append))
+    events = told(tmp_path, GROWING.but(held_out_tokens=400, steps=2))
     assert {event["tokens"] for event in events if event["event"] == "held_out"} == {384}

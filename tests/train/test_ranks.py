@@ -50,8 +50,6 @@ def trains(ranks: Ranks, folder: Path) -> list[Any]:
     """A late run by time in which the second process alone is told to stop, and one by steps."""
     with pytest.MonkeyPatch.context() as patch:
         be_late(patch)
-        (folder / "timed").mkdir(exist_ok=True)
-        (folder / "steps").mkdir(exist_ok=True)
 
         def stop(event: Event) -> None:
             if event["event"] == "step" and event["step"] == 6 and not ranks.first:
@@ -76,7 +74,6 @@ def replays(ranks: Ranks, folder: Path) -> list[dict[str, torch.Tensor]]:
         patch.setattr(warmup, "recorder", lambda device: taped.record)
         patch.setattr(warmup, "quickest", lambda choices, work, *seconds: choices[0])
         for name in ("auto", "never"):
-            (folder / name).mkdir(exist_ok=True)
             found.append(go(folder / name, RANKS.but(cuda_graphs=name), ranks=ranks).last)
     return found
 
