@@ -116,7 +116,7 @@ def namespaces() -> None:
     """Skip a test where the system refuses namespaces, as containers may."""
     from caddie.verify.sandbox import run_in_sandbox
 
-    if not (outcome := run_in_sandbox(["-c", ""], memory_bytes=1 << 29, seconds=20.0)).isolated:
+    if not (outcome := run_in_sandbox("", memory_bytes=1 << 29, seconds=20.0)).isolated:
         pytest.skip(outcome.isolation)
 
 
@@ -158,6 +158,19 @@ def frontier(parity: Path) -> Path:
 def real_data(request: pytest.FixtureRequest) -> Path:
     """Folder with real text and the contest's tokenizers."""
     return _folder(request, "--data")
+
+
+@pytest.fixture
+def same_as_kept(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compare a text with the golden file or page that keeps it; with `--update-golden`, write that file anew."""
+
+    def compare(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        tests = f"{request.path.relative_to(ROOT)} -k {request.function.__name__}"
+        assert text == path.read_text(), f'if this is meant: pytest {tests} -m "" --update-golden'
+
+    return compare
 
 
 @pytest.fixture(autouse=True)
@@ -334,3 +347,28 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> TinyRu
     return TinyRun(
         folder / "run", folder / "run" / "artifact.caddie", corpus, text, TINY, json.loads(printed.read_text())
     )
+
+
+@pytest.fixture(scope="module")
+def artifact(tiny_run: TinyRun) -> Any:
+    """The artifact of `tiny_run` with random weights of some size."""
+    from samples import noisy
+
+    from caddie.pack.artifact import load
+
+    loaded = load(tiny_run.artifact)
+    noisy(loaded.model.requires_grad_(False), 0.2, seed=0)
+    return loaded
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let the system refuse a step of the sandbox's launcher, or give one of the launcher's names another value."""
+    from caddie.verify import sandbox
+
+    def refuse(name: str, value: str = "no") -> None:
+        patch = "import sandbox_launcher as it\ndef no(*_): raise PermissionError(1, 'Refused', 'step')\n"
+        before, enter = sandbox._LAUNCHER.split("from ")
+        monkeypatch.setattr(sandbox, "_LAUNCHER", f"{before}\n{patch}it.{name} = {value}\nfrom {enter}")
+
+    return refuse

@@ -92,11 +92,12 @@ class PruneOnes(Fit):
     def fit(self, candidates: Candidates, quantizers: Mapping[str, Quantizer], cap_bytes: int) -> Fitted:
         """Return the candidate that fits with the fewest ones set to 0, in steps of 1/256 of all ones."""
         candidate = candidates.make(quantizers)
-        if candidate.file_bytes > cap_bytes:
-            self.check(quantizers.values())
+        if candidate.file_bytes <= cap_bytes:
+            return Fitted(candidate)
+        self.check(quantizers.values())
         arrays = {name: one.arrays for name, one in candidate.weights.items() if _prunable(one.quantizer)}
         ones = sum(int((abs(found["integers"]) == 1).sum()) for found in arrays.values())
-        if candidate.file_bytes <= cap_bytes or not ones:
+        if not ones:
             return Fitted(candidate)
         few, many = 0, _SHARES
         best = candidates.changed(candidate, without_ones(arrays, ones))

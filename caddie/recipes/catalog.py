@@ -33,6 +33,11 @@ def shipped() -> dict[str, Recipe]:
     return dict(_SHIPPED)
 
 
+def _file(name: str) -> Path | None:
+    """Return the recipe file that a name means; None for a shipped recipe, which goes before a folder of its name."""
+    return None if name in _SHIPPED else recipe_path(name)
+
+
 def _beside(file: Path, base: str) -> str:
     """Return the base that a recipe file names: a path beside that file if there is one, else the name itself."""
     beside = file.parent / base.partition(":")[0]
@@ -49,7 +54,7 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
     if not isinstance(name, str | Path):
         raise UserError(f"a recipe is found by its name or file, not by {name!r}")
     name = str(name)
-    if name not in _SHIPPED and (file := recipe_path(name)) is not None:
+    if (file := _file(name)) is not None:
         if (place := file.absolute()) in within:
             raise UserError(f"{file} is based on itself")
         return read_recipe(file, lambda base: find(_beside(file, base), (*within, place)))
@@ -88,7 +93,7 @@ def find(name: str | Path, within: tuple[Path, ...] = ()) -> Recipe:
 
 def find_shipped(name: str) -> Recipe | None:
     """Return a recipe that caddie ships, by name, alias or twin; None for any other name. No file is read or run."""
-    if name not in _SHIPPED and (recipe_path(name) is not None or name.rpartition(":")[0] not in ("", "public_000")):
+    if _file(name) is not None or name.rpartition(":")[0] not in ("", "public_000"):
         return None
     with suppress(UserError):
         return find(name)
@@ -101,7 +106,7 @@ def find_base(name: str) -> Recipe | None:
     A whole recipe in a file, such as a run's, may be a stranger's. The base that it names must be a shipped one:
     otherwise a file of the stranger's choice could be run. Raises `UserError` if it is not.
     """
-    file, base = None if name in _SHIPPED else recipe_path(name), find(name).base  # whose errors name the file
+    file, base = _file(name), find(name).base  # whose errors name the file
     if file and (stated := recipe_file.base_in(file)):
         return find(_beside(file, stated))
     if not base or not file:
@@ -128,8 +133,7 @@ def public_steps(recipe: Recipe) -> int:
 
 def begun_from(name: str) -> RunStart | None:
     """Return recipe, seed and corpus of a run, if `name` is its folder or `recipe.json`; None for any other recipe."""
-    file = None if name in _SHIPPED else recipe_path(name)
-    return None if file is None else recipe_file.begun_from(file)
+    return recipe_file.begun_from(file) if (file := _file(name)) else None
 
 
 def supply_parts(names: Sequence[str], parts: Sequence[Path]) -> None:
@@ -139,7 +143,7 @@ def supply_parts(names: Sequence[str], parts: Sequence[Path]) -> None:
     """
     left = [UserFile(path, read_source(path)) for path in parts]
     for name in names if parts else ():
-        file = None if name in _SHIPPED else recipe_path(name)
+        file = _file(name)
         stated = recipe_file.stated_parts(file) if file else ()
         own = [one for one in left if name == names[-1] or one.stated.sha256 in {need.sha256 for need in stated}]
         left = [one for one in left if one not in own]

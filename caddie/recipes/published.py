@@ -47,7 +47,6 @@ class Speed(NamedTuple):
     """Optimizer steps, the mean over the runs."""
     step_ms: float
     """Milliseconds per step."""
-    runs: int
     source: str
     """Record or pull request, and machine."""
 
@@ -56,4 +55,4 @@ class Speed(NamedTuple):
 def speeds() -> dict[str, Speed]:
     """Return name of a recipe to the speed of its public runs, for recipes whose runs have logs."""
     found = rows("published_steps.txt")
-    return {name: Speed(int(steps), float(step_ms), int(runs), source) for name, steps, step_ms, runs, source in found}
+    return {name: Speed(int(steps), float(step_ms), source) for name, steps, step_ms, _, source in found}

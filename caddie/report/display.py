@@ -93,8 +93,7 @@ class Display(Progress):
         self.quiet = quiet or self.stream is None  # as after `2>&-`, where print would take standard output
         self.now = now
         self._live: LiveBars | None = None
-        self._task: TaskID | None = None
-        self._file: TaskID | None = None
+        self._bars: dict[str, TaskID] = {}
         self._phase, self._began, self._last_step, self._held_out = "", now(), "", ""
         self._last_line, self._last_tenth, self._last_half = -math.inf, -1, -1
         self._first_tokens: tuple[int, float] | None = None
@@ -134,13 +133,13 @@ class Display(Progress):
         self._phase, self._began, self._last_step = name, self.now(), ""
         self._last_line, self._last_tenth, self._first_tokens = -math.inf, -1, None
         if self._live is not None:
-            self._bar(self._live)
+            self._draw(self._live, name)
 
-    def _bar(self, live: LiveBars) -> TaskID:
-        """Return the bar of the current work, which is made if it has none yet."""
-        if self._task is None:
-            self._task = live.add_task(printable(self._phase or "work"), total=None, text="")
-        return self._task
+    def _draw(self, live: LiveBars, name: str, **shown: Any) -> None:
+        """Update the live bar of this name, which is made if there is none yet."""
+        if name not in self._bars:
+            self._bars[name] = live.add_task(printable(name), total=None, text="")
+        live.update(self._bars[name], **shown)
 
     def step(self, event: Event) -> None:
         if self.quiet:
@@ -194,9 +193,7 @@ class Display(Progress):
         gap = f", quantization gap about {event['gap_bits_per_byte']:.4f} bpb before calibration" if half else ""
         line += gap if len(line + gap) <= self._room() else ""
         if self._live is not None:
-            if self._file is None:
-                self._file = self._live.add_task("file", total=None, text="")
-            self._live.update(self._file, total=cap, completed=size, text=line)
+            self._draw(self._live, "file", total=cap, completed=size, text=line)
         elif half > self._last_half:
             self.note(f"      {line}")
         self._last_half = half
@@ -205,7 +202,7 @@ class Display(Progress):
         """Show the current work; off a terminal at most one line in two seconds."""
         self._last_step, self._silence = (line := printable(line)), FIRST_SILENCE
         if self._live is not None:
-            self._live.update(self._bar(self._live), text=line)
+            self._draw(self._live, self._phase or "work", text=line)
         elif self.now() - self._last_line >= SHORTEST_GAP:
             self._last_line = self.now()
             self._print(f"      {line}")
@@ -227,7 +224,7 @@ class Display(Progress):
         self._last_step = line
         if self._live is not None:
             text = line if fitting is None else fitting
-            self._live.update(self._bar(self._live), total=1.0, completed=progress, text=text)
+            self._draw(self._live, self._phase or "work", total=1.0, completed=progress, text=text)
             return
         now, tenth = self.now(), int(progress * 10 + 1e-9)
         gap, ends = now - self._last_line, progress >= 1.0 and self._last_tenth < 10
@@ -240,14 +237,12 @@ class Display(Progress):
             print(line, file=self.stream, flush=True)
 
     def _end_phase(self) -> None:
-        if self._live is None or self._task is None:
+        if self._live is None or not self._bars:
             return
-        self._live.remove_task(self._task)
-        if self._file is not None:
-            self._live.remove_task(self._file)
-            self._file = None
+        for bar in self._bars.values():
+            self._live.remove_task(bar)
+        self._bars.clear()
         self._live.refresh()
-        self._task = None
         if self._phase:
             line = f"{self._phase:<{_PHASE_WIDTH}}{self.now() - self._began:8,.1f} s"
             self.note(f"{line}   {self._last_step.rpartition('  ')[0]}".rstrip())

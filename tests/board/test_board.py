@@ -197,21 +197,8 @@ def test_no_path_is_a_path(path: str, ask: Ask, root: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "..",
-            "../outside",
-            "a/../a",
-            "./a",
-            "/a",
-            "a/",
-            "%2e%2e/outside",
-            "a%00",
-            "",
-            "nothing",
-            "link",
-            "a/recipe.json",
-        ),
-        *("a&name=a", "a;name=a", "\\..\\outside", "a//"),
+        *("..", "../outside", "a/../a", "./a", "/a", "a/", "a//", "%2e%2e/outside", "\\..\\outside", "a%00", ""),
+        *("nothing", "link", "a/recipe.json", "a&name=a", "a;name=a"),
     ],
 )
 def test_only_names_that_were_found_are_known(name: str, ask: Ask, root: Path) -> None:

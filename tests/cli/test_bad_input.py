@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import zstandard
+from conftest import Ended
 from processes import CONTEXT
 
 from caddie.pack import container
@@ -133,18 +134,27 @@ class Bench:
             os.mkfifo(name)
         return name
 
-    def folder(self, name: str, edit: Callable[[bytes], bytes | str] | None, keep: str = "*") -> str:
-        """A copy of the finished run, without its artifact, with one file edited or removed."""
+    def copy(self, keep: str = "*") -> str:
+        """A copy of the finished run, without its artifact."""
         if not Path("kept").exists():
             Path("kept").mkdir()
             for path in self.tiny.folder.iterdir():
                 if path.name != "artifact.caddie" and fnmatch.fnmatch(path.name, keep):
                     shutil.copy(path, "kept")
+        return "kept"
+
+    def folder(self, name: str, edit: Callable[[bytes], bytes | str] | None, keep: str = "*") -> str:
+        """Such a copy with one file edited or removed."""
+        self.copy(keep)
         if edit is None:
             Path("kept", name).unlink(missing_ok=True)
         else:
             self.write(f"kept/{name}", edit((self.tiny.folder / name).read_bytes()))
         return "kept"
+
+    def pack(self, *arguments: str) -> list[str]:
+        """`caddie pack` of a copy of the run."""
+        return ["pack", self.copy(), *arguments]
 
     def recipe(self, edit: Callable[[Any], object]) -> list[str]:
         """`caddie pack` of a run with its recipe edited."""
@@ -189,14 +199,14 @@ def half(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Case:
-    """One mistake: how to make it, and what the line must say. A failed check may print what it found."""
+    """One mistake: how to make it, and what the line must say."""
 
     label: str
     make: Callable[[Bench], list[str]]
     says: str
     status: int = 2
     out: str = ""
-    """Why the case fails today, if it does."""
+    """Part of what a failed check prints."""
 
 
 def long_name(manifest: dict[str, Any]) -> None:
@@ -598,30 +608,18 @@ RUNS = [
         lambda b: b.recipe(put(32, "recipe", "model", "width")),
         "holds the weights of another model",
     ),
-    Case(
-        "not of compress",
-        lambda b: ["pack", b.folder("none", None), "model.depth=3"],
-        "pack takes cap=N and settings of pack",
-    ),
-    Case(
-        "no setting", lambda b: ["pack", b.folder("none", None), "16000"], "'16000' is not a setting; write PATH=VALUE"
-    ),
-    Case("cap of words", lambda b: ["pack", b.folder("none", None), "cap=small"], "pack.cap_bytes"),
-    Case("caps", lambda b: ["pack", b.folder("none", None), "cap=9", "cap=8"], "pack.cap_bytes is set twice"),
+    Case("not of compress", lambda b: b.pack("model.depth=3"), "pack takes cap=N and settings of pack"),
+    Case("no setting", lambda b: b.pack("16000"), "'16000' is not a setting; write PATH=VALUE"),
+    Case("cap of words", lambda b: b.pack("cap=small"), "pack.cap_bytes"),
+    Case("caps", lambda b: b.pack("cap=9", "cap=8"), "pack.cap_bytes is set twice"),
     Case(
         "policy of another run",
-        lambda b: ["pack", b.folder("none", None), "pack.policy=strict", "cap=900000"],
+        lambda b: b.pack("pack.policy=strict", "cap=900000"),
         "pack.policy is not the run's, which verify applies to files in its folder; add --out FILE",
     ),
-    Case("cap of nothing", lambda b: ["pack", b.folder("none", None), "cap=0"], "pack.cap_bytes"),
-    Case(
-        "compare settings",
-        lambda b: ["pack", b.folder("none", None), "--compare", "pack.fit=none"],
-        "takes cap=N alone",
-    ),
-    Case(
-        "compare into a file", lambda b: ["pack", b.folder("none", None), "--compare", "--out", "a"], "writes no file"
-    ),
+    Case("cap of nothing", lambda b: b.pack("cap=0"), "pack.cap_bytes"),
+    Case("compare settings", lambda b: b.pack("--compare", "pack.fit=none"), "takes cap=N alone"),
+    Case("compare into a file", lambda b: b.pack("--compare", "--out", "a"), "writes no file"),
     Case("compare nothing", lambda b: ["pack", "none", "--compare"], "none is not a run folder"),
     Case("corpus gone", lambda b: b.recipe(put("gone", "corpus")), "no corpus in gone"),
     Case(
@@ -642,7 +640,7 @@ RUNS = [
     ),
     Case(
         "finished",
-        lambda b: b.run("--seed", "3", out=b.folder("none", None)),
+        lambda b: b.run("--seed", "3", out=b.copy()),
         "kept holds a finished run of seed 1337, not 3; name another folder with --out or remove it",
     ),
     Case(
@@ -652,7 +650,7 @@ RUNS = [
     ),
     Case(
         "checkpoint of another seed",
-        lambda b: b.run("--seed", "2", out=b.folder("none", None, keep="checkpoint*")),
+        lambda b: b.run("--seed", "2", out=b.copy("checkpoint*")),
         "kept/checkpoint.safetensors is of another recipe, text or seed",
     ),
     Case("out is a file", lambda b: b.run(out=b.write("file", "")), "file is a file; name a folder"),
@@ -669,7 +667,7 @@ RUNS = [
         "texts holds other files, such as a.txt; name an empty folder",
     ),
     Case("out is read-only", lambda b: b.data("--out", "/proc/x"), "/proc/x: cannot be written"),
-    Case("out holds other files", lambda b: b.data("--out", b.folder("none", None)), "kept holds other files, such as"),
+    Case("out holds other files", lambda b: b.data("--out", b.copy()), "kept holds other files, such as"),
 ]
 
 ARTIFACTS = [
@@ -814,7 +812,7 @@ def test_a_process_of_its_own_does_the_same(case: Case, bench: Bench) -> None:
     """The quick one ends before PyTorch is imported."""
     command = [sys.executable, "-m", "caddie", *case.make(bench)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    check(Streams(done.returncode, done.stdout, done.stderr), case.says, case.status)
+    check(Ended(done.returncode, done.stdout, done.stderr), case.says, case.status)
 
 
 @pytest.mark.long
@@ -840,13 +838,6 @@ def test_a_run_over_the_cap_ends_in_status_1_and_the_ledger(
     assert (result["under_cap"], result["verified"]) == (False, False)
 
 
-@dataclass(frozen=True)
-class Streams:
-    status: int
-    out: str
-    err: str
-
-
 @contextlib.contextmanager
 def small_disk(size: int) -> Iterator[None]:
     """Lets no file grow over some bytes: the system call that fails is the one that fails on a full disk."""
@@ -859,23 +850,26 @@ def small_disk(size: int) -> Iterator[None]:
 
 
 FULL = [
-    Case("at the recipe", lambda b: ["train", *b.run()[1:]], "large", out="0"),
-    Case("at the checkpoint", lambda b: ["train", *b.run()[1:]], "out/checkpoint", out="9000"),
-    Case("at the corpus", lambda b: b.data("--out", "corpus"), "corpus/train_000000.bin: File too large", out="9000"),
-    Case(
-        "at the artifact",
-        lambda b: b.recipe(put({"kind": "Packed"}, "recipe", "pack", "coding")),
-        "write kept/artifact.caddie",
-        out="3000",
+    (0, Case("at the recipe", lambda b: ["train", *b.run()[1:]], "large")),
+    (9000, Case("at the checkpoint", lambda b: ["train", *b.run()[1:]], "out/checkpoint")),
+    (9000, Case("at the corpus", lambda b: b.data("--out", "corpus"), "corpus/train_000000.bin: File too large")),
+    (
+        3000,
+        Case(
+            "at the artifact",
+            lambda b: b.recipe(put({"kind": "Packed"}, "recipe", "pack", "coding")),
+            "write kept/artifact.caddie",
+        ),
     ),
-    Case("at the report", lambda b: ["report", b.folder("report.html", None)], "File too large", out="9000"),
+    (9000, Case("at the report", lambda b: ["report", b.folder("report.html", None)], "File too large")),
 ]
+"""Sizes of disks, and what is written there."""
 
 
-@pytest.mark.parametrize("case", marked(FULL))
-def test_a_full_disk_leaves_no_trace(case: Case, bench: Bench, caddie: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "case"), FULL, ids=[case.label for _, case in FULL])
+def test_a_full_disk_leaves_no_trace(size: int, case: Case, bench: Bench, caddie: Call, tmp_path: Path) -> None:
     arguments = case.make(bench)
-    with small_disk(int(case.out)):
+    with small_disk(size):
         ended = caddie(*arguments)
     check(ended, case.says)
     check_folder(tmp_path)
@@ -1140,7 +1134,7 @@ def test_a_hostile_artifact_is_refused_quickly_and_in_little_memory(
 ) -> None:
     assert case.label in readings, "the process ended before"
     status, out, err, seconds, memory = readings[case.label]
-    check(Streams(status, out, err), case.says)
+    check(Ended(status, out, err), case.says)
     assert "\x1b" not in err
     assert seconds < SECONDS
     assert memory < MEMORY_BYTES

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from json_page import fields_by_verb
@@ -29,17 +29,14 @@ VERBS = (
 )
 
 
-def test_help_is_golden(caddie: Call, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def test_help_is_golden(caddie: Call, monkeypatch: pytest.MonkeyPatch, same_as_kept: Call) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     pages = []
     for arguments in (("--help",), *((verb, "--help") for verb in VERBS)):
         ended = caddie(*arguments)
         assert (ended.status, ended.err) == (0, "")
         pages.append(f"$ caddie {' '.join(arguments)}\n{ended.out}")
-    text = "\n".join(pages)
-    if request.config.getoption("--update-golden"):
-        HELP.write_text(text)
-    assert text == HELP.read_text(), "if this is meant: pytest tests/cli/test_cli.py --update-golden"
+    same_as_kept(HELP, "\n".join(pages))
 
 
 def test_every_verb_is_tested() -> None:
@@ -414,9 +411,15 @@ def test_cap_is_short_for_a_setting(where: tuple[str, ...], caddie: Call, monkey
         assert examined == [("tiny", ("pack.cap_bytes=300000",))]
 
 
-def test_a_sweep_takes_caps(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[Any]()
-    monkeypatch.setattr("caddie.cli.study._run", lambda study, *how, **more: made.append(study) or 0)
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The studies that verbs made, which are not run."""
+    studies = list[Any]()
+    monkeypatch.setattr("caddie.cli.study._run", lambda study, *how, **more: studies.append(study) or 0)
+    return studies
+
+
+def test_a_sweep_takes_caps(made: list[Any], caddie: Call) -> None:
     assert caddie("sweep", "tiny", "cap=200000,300000", "--steps", 2).status == 0
     assert [entry.diff for entry in made[0].entries.values()] == [
         {"pack.cap_bytes": 200_000},
@@ -424,9 +427,7 @@ def test_a_sweep_takes_caps(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-def test_a_path_of_one_value_in_a_sweep_is_set_in_its_recipe_too(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[Any]()
-    monkeypatch.setattr("caddie.cli.study._run", lambda study, *how, **more: made.append(study) or 0)
+def test_a_path_of_one_value_in_a_sweep_is_set_in_its_recipe_too(made: list[Any], caddie: Call) -> None:
     assert caddie("sweep", "tiny", "model.depth=2,3", "train.clip_norm=0.5").status == 0
     assert caddie("sweep", "tiny", "model.depth=2", "train.clip_norm=0.5").status == 0
     assert [study.base.train.clip_norm for study in made] == [0.5, None]
@@ -469,39 +470,37 @@ def test_a_stranger_s_long_word_is_shortened(caddie: Call) -> None:
     assert "\x1b" not in ended.err
 
 
-def test_a_model_that_memory_cannot_hold(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+def raises(error: type[BaseException] | BaseException) -> Call:
+    """A function that takes anything and raises this."""
 
-    monkeypatch.setattr(import_module("caddie.recipes.catalog"), "find", refuse)
+    def function(*given: object, **how: object) -> NoReturn:
+        raise error
+
+    return function
+
+
+def test_a_model_that_memory_cannot_hold(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+    monkeypatch.setattr("caddie.recipes.catalog.find", raises(error))
     ended = caddie("diff", "tiny")
     assert ended.status == 2
     assert ended.err == "caddie: not enough memory; take a smaller model, batch or sequence length\n"
 
 
 def test_our_own_mistakes_are_not_hidden(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr(import_module("caddie.recipes.catalog"), "find", fail)
+    monkeypatch.setattr("caddie.recipes.catalog.find", raises(RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="shapes differ"):
         caddie("diff", "tiny")
 
 
 def test_ctrl_c_is_one_line_and_status_130(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(name: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(import_module("caddie.recipes.catalog"), "find", interrupt)
+    monkeypatch.setattr("caddie.recipes.catalog.find", raises(KeyboardInterrupt))
     ended = caddie("diff", "tiny")
     assert (ended.status, ended.out, ended.err.strip()) == (130, "", "caddie: interrupted")
 
 
 def test_a_study_says_what_it_will_do_and_how_to_go_on(caddie: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*given: object, **how: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("caddie.lab.runner.run_study", interrupt)
+    monkeypatch.setattr("caddie.lab.runner.run_study", raises(KeyboardInterrupt))
     ended = caddie("sweep", "tiny", "model.depth=2,3", "--seeds", 2, "--steps", 5)
     assert (ended.status, ended.out) == (130, "")
     first, last = ended.err.splitlines()
@@ -527,10 +526,7 @@ def test_the_table_of_packings_comes_after_the_display(
 def test_how_to_go_on_is_the_last_line_below_the_display(
     verb: str, tiny_run: Any, caddie: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*given: object, **how: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(f"caddie.run.{verb}.{verb}", interrupt)
+    monkeypatch.setattr(f"caddie.run.{verb}.{verb}", raises(KeyboardInterrupt))
     monkeypatch.setattr("caddie.report.display.Display.__exit__", lambda *given: print("closed", file=sys.stderr))
     lines = caddie(verb, tiny_run.folder, "--out", tmp_path / "again").err.splitlines()
     assert lines[-2] == "closed"

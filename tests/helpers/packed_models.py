@@ -9,6 +9,7 @@ from caddie.model import GPT
 from caddie.model.gpt import build
 from caddie.pack.artifact import Artifact, Manifest, Metadata, load
 from caddie.pack.compress import Pack, pack
+from caddie.pack.container import Section
 from caddie.score import Scoring
 
 BYTES = ByteTokenizer()
@@ -31,8 +32,9 @@ def write_artifact(
     packing: Pack = Pack(fit=None),
     tokenizer: Tokenizer = BYTES,
     scoring: Scoring = Scoring(sequence_length=48, stride=48),
+    source: Section | None = None,
 ) -> Artifact:
-    """Pack a model of random weights to `path`, and load it."""
+    """Pack a model of random weights to `path`, with the section `source` if given, and load it."""
     weights = stirred(gpt)
     manifest = Manifest(
         caddie="0",
@@ -45,5 +47,5 @@ def write_artifact(
         train_documents_sha256="0" * 64,
         validation_fraction=0.05,
     )
-    pack(Metadata(gpt, tokenizer, scoring, manifest), weights, packing.but(fit=None), path)
+    pack(Metadata(gpt, tokenizer, scoring, manifest, source), weights, packing.but(fit=None), path)
     return load(path)

@@ -225,6 +225,11 @@ def make_events(steps: int = 812, seconds: float = 60.0, every: int = 4) -> list
     return [*events, {"event": "note", "text": "trained"}, {"event": "end", "seconds": seconds}]
 
 
+def make_steps(steps: int = 812, seconds: float = 60.0, every: int = 4) -> list[dict[str, Any]]:
+    """The steps among these events."""
+    return [event for event in make_events(steps, seconds, every) if event["event"] == "step"]
+
+
 def write_run(folder: Path, result: dict[str, Any] | None = None, events: list[dict[str, Any]] | None = None) -> Path:
     """Write `result.json` and `log.jsonl` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)

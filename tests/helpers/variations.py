@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import torch
+from torch import Tensor
 
 from caddie.config import Config, field_types, paths, variants
 from caddie.errors import UserError
@@ -17,6 +18,7 @@ from caddie.model.parameters import Constant, Initial, RowConstants
 from caddie.recipes.catalog import shipped
 
 VOCABULARY, WIDTH, DEPTH = 64, 32, 3
+ROWS, LENGTH = 2, 16
 SIZES: dict[str, Any] = {
     "vocabulary": VOCABULARY,
     "width": WIDTH,
@@ -80,6 +82,18 @@ EXTRA: dict[str, dict[str, Any]] = {
     "all lanes": {"parallel_streams": {"kind": "RoutedStreams", "first": 0}},
 }
 """What no single setting says."""
+
+
+def some_ids(seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def some_starts(second: int = 7) -> Tensor:
+    """Documents begin at 0, 5 and 11 in the first row and at `second` in the other, whose first document goes on."""
+    starts = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
+    starts[0, [0, 5, 11]] = True
+    starts[1, second] = True
+    return starts
 
 
 def variations(config: Config, path: str = "", seen: set[str] | None = None) -> Iterator[dict[str, Any]]:

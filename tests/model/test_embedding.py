@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from parity import Golden, matches, recorded, tensors
+from samples import noisy
 from torch import Tensor
 
 from caddie.errors import UserError
@@ -45,11 +46,7 @@ def random_table(embedding: Embedding, seed: int = 1) -> TokenTable:
     """The module with no parameter at zero."""
     module = embedding.build(VOCABULARY, WIDTH)
     initialize(module, 0)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator))
-    return module
+    return noisy(module, 1.0, seed)
 
 
 def some_ids(rows: int = 2, length: int = 20) -> Tensor:

@@ -13,8 +13,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from samples import noisy
 from torch import Tensor
-from variations import ALONE, BASE, MODELS, SHIPPED, TOGETHER, UNFIT, VOCABULARY, different
+from variations import (
+    ALONE,
+    BASE,
+    LENGTH,
+    MODELS,
+    ROWS,
+    SHIPPED,
+    TOGETHER,
+    UNFIT,
+    VOCABULARY,
+    different,
+    some_ids,
+    some_starts,
+)
 
 import caddie.model
 from caddie.config import Config, field_types, variants
@@ -22,7 +36,6 @@ from caddie.model import GPT, Cache, Linear, Model, build, parameter_count
 from caddie.model.parameters import Initial, declarations
 from caddie.recipes.catalog import shipped
 
-ROWS, LENGTH = 2, 16
 QUICK = ("longer_warmdown", "gold6", "parallel_muon")
 """Recipes that are tested in full every time; the others are beside them where it takes long."""
 
@@ -38,27 +51,10 @@ every_model = pytest.mark.parametrize("name", MODELS)
 every_variation, every_mix = models(pytest.mark.long), models(pytest.mark.slow)
 
 
-def some_ids(seed: int = 0) -> Tensor:
-    return torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(seed))
-
-
-def some_starts(second: int = 7) -> Tensor:
-    """Documents begin at 0, 5 and 11 in the first row and at `second` in the other, whose first document goes on."""
-    starts = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
-    starts[0, [0, 5, 11]] = True
-    starts[1, second] = True
-    return starts
-
-
 @cache
 def random_model(name: str) -> Model:
-    """The model of that name with no weight at zero, so that whatever can reach an output does; not to be changed."""
-    model = build(MODELS[name], seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return model
+    """The model of that name with no weight at zero; not to be changed."""
+    return noisy(build(MODELS[name], seed=0), 0.2)
 
 
 @cache

@@ -3,37 +3,19 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from samples import noisy
 from torch import Tensor
-from variations import BASE, DEPTH, VOCABULARY, WIDTH
+from variations import BASE, DEPTH, LENGTH, ROWS, VOCABULARY, WIDTH, some_ids, some_starts
 
 from caddie import ops
-from caddie.model import GPT, Linear, LowRankDelta, Model, build
+from caddie.model import Linear, LowRankDelta, Model, build
 from caddie.model.context import Context
 from caddie.model.parameters import FanIn, initialize
 
-ROWS, LENGTH = 2, 16
 
-
-def some_ids() -> Tensor:
-    return torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
-
-
-def some_starts() -> Tensor:
-    """Documents begin at 0, 5 and 11 in the first row and at 7 in the second, whose first document goes on."""
-    starts = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
-    starts[0, [0, 5, 11]] = True
-    starts[1, 7] = True
-    return starts
-
-
-def random_model(gpt: GPT = BASE) -> Model:
+def random_model() -> Model:
     """A model with no weight at zero."""
-    model = build(gpt, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return model
+    return noisy(build(BASE, seed=0), 0.2)
 
 
 def linear(inputs: int = 6, outputs: int = 4) -> Linear:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from parity import facts, tensors
+from samples import noisy
 from torch import Tensor
 from variations import BASE, VOCABULARY
 
@@ -35,13 +36,9 @@ RICH = PLAIN.but(
 IDS = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
-def random_model(gpt: GPT, scale: float = 0.2) -> Model:
+def random_model(gpt: GPT) -> Model:
     """The model with no weight at zero, in float64."""
-    model, generator = build(gpt, 0), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
-    return model.double()
+    return noisy(build(gpt, 0), 0.2).double()
 
 
 def mixed_outputs(model: Model, number: int) -> MixedOutputs:

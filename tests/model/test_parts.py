@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from packed_models import stirred, write_artifact
 from parity import facts, matches, tensors
+from samples import sample
 from torch import Tensor
 from variations import BASE, VOCABULARY
 
 from caddie import ops
 from caddie.config.schedules import PiecewiseConstant
-from caddie.data.tokenizers import ByteTokenizer
 from caddie.errors import UserError
 from caddie.model import (
     GPT,
@@ -46,18 +47,14 @@ from caddie.model import (
     ValueEmbedding,
     YaRNRoPE,
     build,
-    parameter_count,
 )
 from caddie.model.block import BlockModule
 from caddie.model.context import Cache, Context
 from caddie.model.head import Head
 from caddie.model.parameters import Part, RowConstants, draw_constants, initialize
 from caddie.model.values import ValueTable
-from caddie.pack import artifact as artifacts
-from caddie.pack.artifact import Manifest
-from caddie.pack.compress import Pack, pack
+from caddie.pack.compress import Pack
 from caddie.pack.quantize import Float32
-from caddie.score import Scoring
 from caddie.score.scorer import nats
 
 FUNCTIONS = Path("components") / "functions" / "functions"
@@ -74,10 +71,6 @@ def made(part: Part, **values: object) -> Part:
 
 def surroundings(ids: Tensor, starts: Tensor | None = None, cache: Cache | None = None) -> Context:
     return Context(ids, starts, torch.float64, cache)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 # Functions
@@ -222,12 +215,12 @@ def attention(**settings: Any) -> tuple[Part, Part]:
         with torch.no_grad():
             for name, parameter in part.named_parameters():
                 if name in ("query.weight", "key.weight", "value.weight", "output.weight"):
-                    parameter.copy_(noise(*parameter.shape, seed=len(name)))
+                    parameter.copy_(sample(*parameter.shape, seed=len(name)))
         parts.append(part)
     return parts[0], parts[1]
 
 
-H = noise(1, 6, 8, seed=9).double()
+H = sample(1, 6, 8, seed=9).double()
 IDS = torch.zeros(1, 6, dtype=torch.long)
 
 
@@ -249,10 +242,7 @@ def test_attention_is_that_of_one_query_at_a_time() -> None:
         ({"window": PiecewiseConstant(values=(2, 3), begins=(0.5,))}, lambda query, key: query - key < 3),
         ({"scope": "document"}, lambda query, key: (query < 2) == (key < 2)),
         # the document of four positions is cut into pieces of three and one
-        (
-            {"scope": "document", "longest": 3},
-            lambda query, key: (query < 2, query < 5) == (key < 2, key < 5),
-        ),
+        ({"scope": "document", "longest": 3}, lambda query, key: (query < 2, query < 5) == (key < 2, key < 5)),
     ):
         _, part = attention(**settings)
         found = part(H, surroundings(IDS, starts))
@@ -355,7 +345,7 @@ def test_only_the_first_layer_hands_its_values_on() -> None:
     assert model.blocks[0].attention.value_residual is None
     assert model.blocks[1].attention.value_residual is not None
     context = Context(torch.zeros(1, 4, dtype=torch.long), None, torch.float32)
-    h = noise(1, 4, 32)
+    h = sample(1, 4, 32)
     model.blocks[0].attention(h, context)
     first = context.first_values
     assert first is not None
@@ -376,7 +366,7 @@ def test_values_of_the_tokens_by_hand() -> None:
     torch.testing.assert_close(added[4], torch.tensor([[[6.0, -8.0], [2.0, -4.0]]]))
     plain, other = attention()
     context = surroundings(IDS)
-    context.values = {1: noise(1, 6, 4).double()}
+    context.values = {1: sample(1, 6, 4).double()}
     with torch.no_grad():
         value = plain.get_parameter("value.weight")
         value.zero_()
@@ -403,12 +393,12 @@ def test_matrices_that_write_may_norm_what_they_read() -> None:
 
 def test_a_random_map_is_fixed_and_learns_beside() -> None:
     part = made(RandomMap(rank=2).build_output(6, 4))
-    x = noise(3, 6)
+    x = sample(3, 6)
     fixed = part.get_buffer("fixed")
     assert torch.equal(part(x), x @ fixed.T)
     assert fixed.std().item() == pytest.approx(1 / math.sqrt(18), rel=0.4)
     with torch.no_grad():
-        part.get_parameter("up.weight").copy_(noise(4, 2))
+        part.get_parameter("up.weight").copy_(sample(4, 2))
     low = part.get_parameter("up.weight") @ part.get_parameter("down.weight")
     torch.testing.assert_close(part(x), x @ (fixed + low).T)
     assert list(part.state_dict()) == ["down.weight", "up.weight"]
@@ -437,25 +427,10 @@ def test_an_artifact_has_the_constants_without_storing_them(tmp_path: Path) -> N
         {"block.attention.heads": 2, "block.attention.key_value_heads": 1, "block.mlp.hidden": 24}
     )
     gpt = gpt.but({"block.mlp.linear": RandomMap(rank=2), "block.attention.linear": RandomMap(rank=2)})
-    model, tokenizer = build(gpt, 7), ByteTokenizer()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    model = build(gpt, 7)
+    model.load_state_dict(stirred(gpt))
     quantizers = {role: Float32() for role in ("embedding", "matrix", "scalar")}
-    manifest = Manifest(
-        caddie="",
-        recipe="",
-        recipe_sha256="",
-        seed=7,
-        parameters=parameter_count(gpt),
-        tokenizer=tokenizer.kind,
-        tokenizer_sha256=tokenizer.sha256,
-        train_documents_sha256="",
-        validation_fraction=None,
-    )
-    metadata = artifacts.Metadata(gpt, tokenizer, Scoring(sequence_length=32, stride=16), manifest)
-    pack(metadata, model.state_dict(), Pack(quantizers=quantizers, fit=None), tmp_path / "a")
-    loaded = artifacts.load(tmp_path / "a")
+    loaded = write_artifact(tmp_path / "a", gpt, Pack(quantizers=quantizers))
     assert not any("fixed" in name for name in loaded.tensor_bytes)
     ids = torch.arange(12).view(1, 12)
     assert torch.equal(loaded.model(ids), model(ids))
@@ -579,7 +554,7 @@ def test_passes_have_vectors_and_mlps_of_their_own() -> None:
         model.passes.weight.copy_(torch.arange(3.0)[:, None].expand(3, 32))
     assert model.passes(2, torch.ones(1, 1, 32)).unique().tolist() == [3.0]
     context = Context(IDS, None, torch.float32)
-    block, x, said = model.blocks[1], noise(1, 6, 32), list[Tensor]()
+    block, x, said = model.blocks[1], sample(1, 6, 32), list[Tensor]()
     with torch.no_grad():
         for number, mlp in enumerate((block.mlp, *block.later_mlps)):
             mlp.down.weight.fill_(float(number))
@@ -749,9 +724,9 @@ def test_scores_in_half_precision_are_those_of_the_same_stream_in_double(tied: b
     part = made(head.build(embedding, vocabulary, width))
     table = embedding.weight if tied else part.table.weight  # type: ignore[union-attr]
     with torch.no_grad():
-        table.copy_(noise(vocabulary, width, seed=1))
-        table[0] += 3.0 * noise(1, width, seed=2)[0].abs()
-    x = (noise(4, 512, width, seed=3) + noise(1, 1, width, seed=2).abs()).bfloat16()
+        table.copy_(sample(vocabulary, width, seed=1))
+        table[0] += 3.0 * sample(1, width, seed=2)[0].abs()
+    x = (sample(4, 512, width, seed=3) + sample(1, 1, width, seed=2).abs()).bfloat16()
     targets = torch.randint(0, vocabulary, (4, 512), generator=torch.Generator().manual_seed(4))
     call = torch.compile(part) if compiled else part
     with torch.no_grad():
@@ -772,9 +747,9 @@ def test_scores_in_half_precision_are_those_of_the_same_stream_in_double(tied: b
 
 
 def test_the_float32_product_has_the_gradients_of_the_plain_one() -> None:
-    x = noise(3, 5, 8, seed=1).bfloat16().requires_grad_()
-    weight = noise(7, 8, seed=2).requires_grad_()
-    upstream = noise(3, 5, 7, seed=3)
+    x = sample(3, 5, 8, seed=1).bfloat16().requires_grad_()
+    weight = sample(7, 8, seed=2).requires_grad_()
+    upstream = sample(3, 5, 7, seed=3)
     gradients = [
         torch.autograd.grad((product(x, weight).float() * upstream.bfloat16().float()).sum(), (x, weight))
         for product in (ops.float32_linear, ops.linear)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import noisy
 from torch import Tensor
 from variations import BASE, VOCABULARY
 
@@ -316,10 +317,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def test_a_training_loss_through_the_head_is_that_of_its_capped_logits(batch: tuple[Tensor, Tensor]) -> None:
-    model, (inputs, targets) = build(BASE.but({"block.mlp": LeakyReluSquared()}), 0), batch
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    model, (inputs, targets) = noisy(build(BASE.but({"block.mlp": LeakyReluSquared()}), 0), 0.1), batch
     found = []
     for name in ("plain", "manual"):
         twin = copy.deepcopy(model)

@@ -10,6 +10,7 @@ from pretended_gpu import GPU, pretended_gpu
 from processes import together
 from recording import RecordedProgress
 from safetensors.torch import load_file, save_file
+from samples import noisy
 from torch import Tensor
 
 from caddie.errors import UserError
@@ -37,12 +38,7 @@ LOOPED = SMALL.but(
 
 def small(config: GPT = SMALL) -> Model:
     """A model whose weights are all at work."""
-    model = build(config, 0)
-    chance = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=chance))
-    return model
+    return noisy(build(config, 0), 0.3)
 
 
 def some(rows: int, length: int, number: int, vocabulary: int = 16) -> list[Tensor]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from recording import Recorder
+from samples import noisy
 from torch import Tensor
 
 from caddie.errors import UserError
@@ -56,9 +57,7 @@ MIXED: dict[str, Quantizer] = {
 
 def weights(gpt: GPT = GPT_SMALL) -> dict[str, Tensor]:
     """Those of a model all of whose parts are at work."""
-    chance = torch.Generator().manual_seed(1)
-    found = build(gpt, 0, "cpu").named_parameters()
-    return {name: weight.detach() + 0.1 * torch.randn(weight.shape, generator=chance) for name, weight in found}
+    return {name: weight.detach() for name, weight in noisy(build(gpt, 0, "cpu"), 0.1).named_parameters()}
 
 
 def known() -> dict[str, Calibration]:

@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packed_models import write_artifact
 from processes import CONTEXT
 
-from caddie.data.tokenizers import ByteTokenizer
 from caddie.errors import UserError
-from caddie.model import GPT, build
+from caddie.model import GPT
 from caddie.pack import artifact as artifacts
 from caddie.pack import container
 from caddie.pack import source_bundle as bundle
-from caddie.pack.artifact import Manifest
+from caddie.pack.artifact import Artifact
 from caddie.pack.codecs import Brotli, Lzma, Stored
 from caddie.pack.coding import Packed
 from caddie.pack.compress import Pack
-from caddie.pack.compress import pack as pack_weights
 from caddie.pack.source_bundle import TRAINING, describe_source, installed_bytes, script, source_needed, unpack
 from caddie.recipes.catalog import find
 from caddie.score import Scoring
@@ -45,31 +44,16 @@ PACKED = Pack(fit=None, coding=Packed())
 """Quickly done, for what does not ask how the weights are coded."""
 
 
-def pack(path: Path, source: container.Section | None, config: Pack = Pack(fit=None)) -> Path:
-    """An artifact of untrained weights."""
-    gpt, tokenizer = GPT().but(SMALL), ByteTokenizer()
-    weights = dict(build(gpt, 0, "cpu").named_parameters())
-    manifest = Manifest(
-        caddie="0",
-        recipe="none",
-        recipe_sha256="",
-        seed=0,
-        parameters=sum(weight.numel() for weight in weights.values()),
-        tokenizer=tokenizer.kind,
-        tokenizer_sha256=tokenizer.sha256,
-        train_documents_sha256="",
-        validation_fraction=None,
-    )
-    metadata = artifacts.Metadata(gpt, tokenizer, Scoring(sequence_length=32, stride=8), manifest, source)
-    pack_weights(metadata, {name: weight.detach() for name, weight in weights.items()}, config, path)
-    return path
+def packed(path: Path, source: container.Section | None, config: Pack = Pack(fit=None)) -> Artifact:
+    """An artifact of random weights."""
+    return write_artifact(path, GPT().but(SMALL), config, scoring=Scoring(sequence_length=32, stride=8), source=source)
 
 
 @pytest.fixture(scope="module")
 def carrying(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact that carries its source."""
     path = tmp_path_factory.mktemp("bundle") / "artifact.caddie"
-    return pack(path, source_needed().section(artifacts.SOURCE))
+    return packed(path, source_needed().section(artifacts.SOURCE)).path
 
 
 def told(path: Path) -> Any:
@@ -246,7 +230,7 @@ def test_imports_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.long
 def test_the_ledger_counts_what_is_carried(carrying: Path, tmp_path: Path) -> None:
-    plain, with_source = artifacts.load(pack(tmp_path / "plain.caddie", None)), artifacts.load(carrying)
+    plain, with_source = packed(tmp_path / "plain.caddie", None), artifacts.load(carrying)
     assert "source" not in plain.ledger
     assert with_source.ledger["source"] == source_needed().code_bytes
     assert with_source.file_bytes == carrying.stat().st_size
@@ -260,18 +244,16 @@ def test_what_is_carried_is_never_run(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     poison = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nraise SystemExit\n".encode()
     for data in (poison, json.dumps({"caddie/pack/artifact.py": poison.decode()}).encode(), b"\xff\x00", b""):
-        assert artifacts.load(
-            pack(tmp_path / "odd.caddie", container.Section(artifacts.SOURCE, data, Stored()), PACKED)
-        )
+        assert packed(tmp_path / "odd.caddie", container.Section(artifacts.SOURCE, data, Stored()), PACKED)
     assert not marker.exists()
 
 
 def test_what_is_carried_is_bounded(tmp_path: Path) -> None:
     most = container.Section(artifacts.SOURCE, bytes(1 << 20), Brotli())
-    assert artifacts.load(pack(tmp_path / "most.caddie", most, PACKED)).ledger["source"] < 100
+    assert packed(tmp_path / "most.caddie", most, PACKED).ledger["source"] < 100
     more = replace(most, data=bytes((1 << 20) + 1))
     with pytest.raises(UserError, match="carries 1,048,577 bytes of source, over the limit of 1,048,576"):
-        artifacts.load(pack(tmp_path / "more.caddie", more, PACKED))
+        packed(tmp_path / "more.caddie", more, PACKED)
 
 
 @pytest.mark.parametrize(

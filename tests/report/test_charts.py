@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_folder import make_events
+from run_folder import make_steps
 
 from caddie.report import charts
 from caddie.report.charts import (
@@ -73,7 +73,7 @@ def test_thin_keeps_the_ends() -> None:
 
 
 def test_loss_chart() -> None:
-    steps = [event for event in make_events(4_000, every=1) if event["event"] == "step"]
+    steps = make_steps(4_000, every=1)
     chart = loss_chart(steps)
     assert chart is not None
     assert chart.raw.count("h0") == 400
@@ -87,7 +87,7 @@ def test_loss_chart() -> None:
 
 
 def test_loss_chart_of_held_out_text() -> None:
-    steps = [event for event in make_events() if event["event"] == "step"]
+    steps = make_steps()
     places = [
         steps[index] | {"loss": loss, "bits_per_byte": loss / 2} for index, loss in ((0, 9.0), (100, 5.0), (-1, 3.0))
     ]
@@ -106,7 +106,7 @@ def test_loss_chart_of_held_out_text() -> None:
 
 
 def test_loss_chart_needs_two_points() -> None:
-    steps = [event for event in make_events() if event["event"] == "step"]
+    steps = make_steps()
     assert loss_chart([]) is None
     assert loss_chart(steps[:1]) is None
     assert loss_chart([step | {"seconds": 0.0} for step in steps]) is None

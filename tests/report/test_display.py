@@ -7,11 +7,12 @@ import re
 import select
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folder import make_events, make_result
+from run_folder import make_events, make_result, make_steps
 
 from caddie.cli import exits
 from caddie.cli.exits import fail
@@ -42,10 +43,6 @@ class Hands:
         return self.time
 
 
-def steps(seconds: float = 60.0, **settings: Any) -> list[dict[str, Any]]:
-    return [event for event in make_events(seconds=seconds, **settings) if event["event"] == "step"]
-
-
 def show(events: list[dict[str, Any]], **settings: Any) -> list[str]:
     hands, stream = Hands(), io.StringIO()
     with Display(stream=stream, now=hands, **settings) as display:
@@ -65,11 +62,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-def test_result_table_is_golden() -> None:
+def test_result_table_is_golden(same_as_kept: Callable[[Path, str], None]) -> None:
     text = result_table(make_result(), "runs/tiny-1a2b3c4d-s1337/report.html")
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(text + "\n")
-    assert text + "\n" == GOLDEN.read_text()
+    same_as_kept(GOLDEN, text + "\n")
     assert max(map(columns, text.splitlines())) <= WIDTH
     assert len(text.splitlines()) <= 38
     assert text.isascii()
@@ -369,12 +364,12 @@ def test_the_adaptive_score_stands_below_that_of_its_windows(sliding: bool, plac
 
 
 def test_step_line() -> None:
-    event = steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
+    event = make_steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
     assert step_line(event) == "step 404  loss 2.5000  1.2500 bpb  27,716 tokens/s  0:30 left"
 
 
 def test_step_line_keeps_what_is_looked_at_where_room_is_short() -> None:
-    event = steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
+    event = make_steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
     assert step_line(event, "1.5000 bpb", room=60) == "step 404  1.2500 bpb  27,716 tokens/s  0:30 left"
     assert step_line(event, "1.5000 bpb", room=40) == "1.2500 bpb  27,716 tokens/s  0:30 left"
     assert step_line(event, "1.5000 bpb", room=0) == "1.2500 bpb  0:30 left"
@@ -386,7 +381,7 @@ def test_step_line_keeps_what_is_looked_at_where_room_is_short() -> None:
 def test_a_narrow_terminal_shows_phase_and_time_left(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
-    event = steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
+    event = make_steps()[100] | {"loss": 2.5, "bits_per_byte": 1.25, "seconds": 30.0, "progress": 0.5}
     size = {"event": "forecast", "file_bytes": 9e5, "cap_bytes": 1e6, "gap_bits_per_byte": 0.01, "progress": 0.5}
     main, end = os.openpty()
     with os.fdopen(end, "w") as stream:
@@ -407,7 +402,7 @@ def test_a_narrow_terminal_shows_phase_and_time_left(width: int, monkeypatch: py
 
 
 def test_held_out_text_stands_beside_the_loss() -> None:
-    first, *_, last = steps()
+    first, *_, last = make_steps()
     told = [{**first, "event": "held_out", "loss": 2.6, "bits_per_byte": 1.5}, first]
     told += [last, {**last, "event": "held_out", "loss": 2.55, "bits_per_byte": 1.47}]
     lines = show(told)
@@ -418,12 +413,12 @@ def test_held_out_text_stands_beside_the_loss() -> None:
 
 
 def test_step_line_of_a_bad_step() -> None:
-    event = steps()[0] | {"loss": float("nan"), "bits_per_byte": None, "progress": 0.0, "seconds": 0.0}
+    event = make_steps()[0] | {"loss": float("nan"), "bits_per_byte": None, "progress": 0.0, "seconds": 0.0}
     assert step_line(event) == "step 4  loss nan"
 
 
 def test_speed_and_time_left_wait_until_they_mean_something() -> None:
-    first = steps()[0] | {"seconds": 0.9, "progress": 0.1}
+    first = make_steps()[0] | {"seconds": 0.9, "progress": 0.1}
     assert "left" not in step_line(first)
     assert step_line(first | {"seconds": 1.0}).endswith("27,716 tokens/s  0:09 left")
     hands, stream = Hands(), io.StringIO()
@@ -478,7 +473,7 @@ def test_without_standard_error_nothing_is_said(
         patch.setattr(os, "_exit", sys.exit)
         with Display() as display:
             display.phase("train")
-            display.step(steps()[0])
+            display.step(make_steps()[0])
             display.note("it goes on")
         assert fail("a mistake", 2) == 2
         with pytest.raises(SystemExit):
@@ -487,7 +482,7 @@ def test_without_standard_error_nothing_is_said(
 
 
 def test_plain_lines_come_at_each_tenth() -> None:
-    lines = show(steps(seconds=60.0))
+    lines = show(make_steps(seconds=60.0))
     assert lines[0] == "train"
     assert len(lines) == 1 + 1 + 10
     assert lines[1].startswith("  0%  step 4  loss ")
@@ -496,13 +491,13 @@ def test_plain_lines_come_at_each_tenth() -> None:
 
 
 def test_plain_lines_are_two_seconds_apart_but_the_last() -> None:
-    lines = show(steps(seconds=5.0))
+    lines = show(make_steps(seconds=5.0))
     assert len(lines) == 1 + 4
     assert lines[-1].startswith("100%")
 
 
 def test_plain_lines_of_a_long_run_come_each_minute() -> None:
-    lines = show(steps(seconds=3600.0))
+    lines = show(make_steps(seconds=3600.0))
     assert 50 <= len(lines) <= 72
 
 
@@ -511,7 +506,7 @@ def test_plain_lines_start_again_in_a_second_phase() -> None:
     with Display(stream=stream, now=hands) as display:
         for name in ("warm_up", "train"):
             display.phase(name)
-            display.step(steps()[0])
+            display.step(make_steps()[0])
         display.note("two\nlines \x1b[2J")
     assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["warm_up", "0%", "train", "0%", "two"]
     assert "\x1b" not in stream.getvalue()
@@ -521,7 +516,7 @@ def test_quiet_prints_nothing(terminal: Terminal) -> None:
     with Display(quiet=True, stream=terminal) as display:
         display.phase("train")
         display.note("note")
-        for event in steps():
+        for event in make_steps():
             display.step(event)
     assert terminal.getvalue() == ""
 
@@ -533,7 +528,7 @@ def test_terminal_has_one_live_line(terminal: Terminal) -> None:
         display.note("[bold]reading[/bold] 12 files")
         hands.time = 1.5
         display.phase("train")
-        display.step(steps()[50])
+        display.step(make_steps()[50])
         display._live.refresh()  # type: ignore[union-attr]
         hands.time = 61.5
     shown = terminal.getvalue()
@@ -562,7 +557,7 @@ def test_terminal_gets_its_cursor_back(terminal: Terminal, error: type[BaseExcep
 
     def run() -> None:
         with display:
-            display.step(steps()[0])
+            display.step(make_steps()[0])
             raise error
 
     with pytest.raises(error):
@@ -578,7 +573,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
     monkeypatch.setenv("TERM", "dumb")
     with Display(stream=terminal) as display:
         display.phase("train")
-        display.step(steps()[0])
+        display.step(make_steps()[0])
     assert "\x1b" not in terminal.getvalue()
     assert terminal.getvalue().splitlines()[0] == "train"
 

@@ -8,14 +8,14 @@ import math
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Browser
 from html_page import Parsed
-from run_folder import make_events, make_result, write_run
+from run_folder import make_events, make_result, make_steps, write_run
 
 from caddie.errors import UserError
 from caddie.report import page as report
@@ -43,11 +43,8 @@ def read(folder: Path, result: dict[str, Any] | None = None, events: list[dict[s
     return Page(write_report(write_run(folder, result, events)).read_text(encoding="utf-8"))
 
 
-def test_summary_is_golden(tmp_path: Path) -> None:
-    text = "\n".join(read(tmp_path).text) + "\n"
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+def test_summary_is_golden(tmp_path: Path, same_as_kept: Callable[[Path, str], None]) -> None:
+    same_as_kept(GOLDEN, "\n".join(read(tmp_path).text) + "\n")
 
 
 def test_page_stands_alone(tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def without(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 @pytest.mark.parametrize("together", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_value_may_be_missing(together: int) -> None:
     """So many at once, none of them inside another."""
-    steps = [event for event in make_events(20) if event["event"] == "step"]
+    steps = make_steps(20)
     whole = make_result(depth=1)
     whole["tensors"] = whole["tensors"][:3]  # all are shown alike
     names = [name for name, _ in without(whole)]
@@ -229,15 +226,15 @@ def test_the_numbers_can_be_taken_from_the_page_alone(tmp_path: Path) -> None:
     facts, steps = (base64.b64decode(address.partition(",")[2]).decode() for address in held)
     assert json.loads(facts) == result
     rows = list(csv.DictReader(io.StringIO(steps)))
-    logged = [event for event in make_events() if event["event"] == "step"]
-    assert [(int(row["step"]), float(row["loss"])) for row in rows] == [(one["step"], one["loss"]) for one in logged]
+    logged = [(one["step"], one["loss"]) for one in make_steps()]
+    assert [(int(row["step"]), float(row["loss"])) for row in rows] == logged
     assert "27,707 tokens per second" in page.text
 
 
 def test_the_curve_of_held_out_text_is_drawn_and_can_be_taken(tmp_path: Path) -> None:
     without = read(tmp_path / "without")
     assert "Held-out training text" not in without.text
-    held = [{**event, "event": "held_out", "loss": 3.0} for event in make_events() if event["event"] == "step"][::50]
+    held = [{**event, "event": "held_out", "loss": 3.0} for event in make_steps()[::50]]
     page = read(tmp_path / "with", events=[*make_events(), *held])
     assert "Held-out training text" in page.text
     addresses = [value for _, name, value in page.attributes if name == "href" and value.startswith("data:")]

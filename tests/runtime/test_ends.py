@@ -50,10 +50,7 @@ def test_a_process_that_fails_does_not_wait_for_nccl(
         (dist.DistBackendError("NCCL communicator was aborted on rank 1."), True),
         (dist.DistBackendError("ncclRemoteError: A call failed possibly due to a network error"), True),
         (dist.DistBackendError("[1] retrieving ncclUniqueId from [0] via c10d key-value store by key '0'"), True),
-        (
-            dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1"),
-            False,
-        ),
+        (dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1"), False),
         (dist.DistBackendError("ncclSystemError: Error while creating shared memory segment"), False),
         (dist.DistNetworkError("connection reset"), True),
         (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), True),

@@ -38,11 +38,7 @@ CODECS: dict[str, ArrayCodec] = {
 }
 DTYPES = [np.dtype(name) for name in ("?", "i1", "u1", "<i2", ">i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", ">f8")]
 SHAPES = numpy_strategies.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
-ARRAYS = st.sampled_from(DTYPES).flatmap(
-    lambda dtype: numpy_strategies.arrays(
-        dtype, numpy_strategies.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
-    )
-)
+ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: numpy_strategies.arrays(dtype, SHAPES))
 quick = settings(derandomize=True, deadline=None, max_examples=25)
 
 
