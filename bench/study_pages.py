@@ -98,10 +98,11 @@ class Kept:
         return one["runs"] * (one["train_seconds"] + one["score_seconds"]) / 3600 if one else None
 
     def verdict(self, label: str) -> Mapping[str, Any] | None:
-        """Return the verdict on an entry, or None until three of its seeds were run, or all if they are fewer."""
+        """Return the verdict on an entry, or None until it and its rival have three seeds, or all if they are fewer."""
         found, seeds = (self.facts["verdicts"], self.facts["study"]["seeds"]) if self.facts else ((), ())
         enough = min(3, len(seeds))
-        return next((one for one in found if one["label"] == label and len(one["seeds"]) >= enough), None)
+        judged = (one for one in found if one["label"] == label and one["difference"] is not None)
+        return next((one for one in judged if len(one["seeds"]) >= enough), None)
 
 
 def kept(studies: Path = STUDIES) -> list[Kept]:
@@ -152,7 +153,7 @@ def claims_page(studies: Path = STUDIES) -> str:
         f" {decided} are decided, that is better, worse, or the same within 0.002.",
         "",
         "A claim that was asked in equal steps and in equal seconds stands here twice; at scale one run answers both."
-        " Core hours are those of three seeds of the entry alone, its rival's apart, as `caddie study --estimate` has"
+        " Core hours are those of the entry's runs alone, its rival's apart, as `caddie study --estimate` has"
         " them: training by FLOPs from a timing of the base, scoring timed, packing left out.",
         "",
         "The last column gives, for an undecided claim, the random seeds that would decide it with 80 % power if"

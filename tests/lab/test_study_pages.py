@@ -115,6 +115,16 @@ def test_a_claim_counts_as_run_with_three_of_more_seeds(folder: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_claim_counts_as_run_when_its_rival_was_run_too(folder: Path) -> None:
+    shutil.copytree(folder / "learning_rate", folder / "learning_rate" / "scale")
+    rows = folder / "learning_rate" / "scale" / RESULTS
+    rows.write_text("".join(line for line in rows.read_text().splitlines(True) if json.loads(line)["label"] != "base"))
+    page = claims_page(folder)
+    assert "0 of 6 were run, 0 are decided" in page
+    assert row(page, RATE)[-3:] == ["not run", "-", "-"]
+
+
+@pytest.mark.long
 def test_parts_of_studies_are_no_studies_of_the_page(folder: Path) -> None:
     before = costs_page(folder)
     shutil.copytree(folder / "learning_rate", folder / "learning_rate" / "fraction-0.1")
