@@ -1,6 +1,6 @@
 """Arithmetic coding: `caddie.inference.range_coder` against the library constriction, time and bytes, in one run.
 
-python bench/coder.py    (needs `pip install constriction`)
+python bench/coder.py
 
 Both code the same symbols under the same weights, the library's as float64 and with one stream for all rows, which
 suits it best. Times are with the making of the weights, and for our encoder with the search for logits that are close

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,16 +84,21 @@ def measure_stage(case: str, stage: Stage) -> None:
     print(json.dumps([found.process, part, peak_bytes(torch.device("cpu")) + children]))
 
 
+def answer(*arguments: str) -> list[Any]:
+    """Run this script with the arguments in a process of its own and return what it measured."""
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        why = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise SystemExit(f"{arguments[1]}: {why[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def measure_stages(cases: Sequence[str]) -> None:
     """Measure packing and scoring of each case in processes of their own and print a table."""
     rows = []
     for case in cases:
         for stage in ("packing", "scoring"):
-            command = [sys.executable, __file__, "--stage", case, stage]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(f"{case}: {done.stderr.strip().splitlines()[-1]}")
-            process, part, peak = json.loads(done.stdout.splitlines()[-1])
+            process, part, peak = answer("--stage", case, stage)
             sizes = [f"{size / MIB:,.0f}" for size in (process, part, process + part, peak)]
             rows.append([case, stage, *sizes, f"{(process + part) / peak:.2f}"])
             print(*rows[-1], file=sys.stderr, flush=True)
@@ -112,10 +118,7 @@ def main() -> None:
         return
     rows = []
     for case in sys.argv[1:] or CASES:
-        done = subprocess.run([sys.executable, __file__, "--measure", case], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{case}: {done.stderr.strip().splitlines()[-1]}")
-        tokens, *parts, peak = json.loads(done.stdout.splitlines()[-1])
+        tokens, *parts, peak = answer("--measure", case)
         sizes = [f"{size / MIB:,.0f}" for size in (*parts, sum(parts), peak)]
         rows.append([case, f"{tokens:,}", *sizes, f"{sum(parts) / peak:.2f}"])
         print(*rows[-1], file=sys.stderr, flush=True)

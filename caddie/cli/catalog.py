@@ -156,8 +156,8 @@ def diff(a: str, b: str | None, settings: tuple[str, ...], parts: tuple[Path, ..
     if b is not None and is_setting(b):
         settings, b = (written_out(b), *settings), None
     supply_parts([a, b] if b else [a], parts)
-    left = find(a) if b else find_base(a) or find(a)
     right = named_recipe(b or a, settings)
+    left = named_recipe(a, ()) if b else find_base(a) or find(a)
     changes = list(differences(left.settings, right.settings))
     size = {"from": left.parameters, "to": right.parameters}
     work = {

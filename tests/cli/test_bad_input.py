@@ -261,6 +261,7 @@ WORDS = [
         lambda b: ["run", "model.depth=3", "tiny"],
         "model.depth=3 is a setting; the recipe comes first, as in: caddie run tiny model.depth=3",
     ),
+    Case("setting first of a diff", lambda b: ["diff", "model.depth=3"], "as in: caddie diff tiny model.depth=3"),
     Case("wrong type", lambda b: b.run("model.width=wide"), "model.width must be a whole number, not wide"),
     Case("empty", lambda b: b.run("model.depth="), "model.depth must be a whole number, not ''"),
     Case("fraction of a layer", lambda b: b.run("model.depth=1.5"), "model.depth must be a whole number, not 1.5"),

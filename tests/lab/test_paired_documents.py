@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from scipy.stats import t as student
 from test_report import make_rows, make_study
 from test_stats import write
+from verdict_rates import draw, rates
 
 from caddie.errors import UserError
 from caddie.lab.compare import compare, summary
@@ -24,9 +24,6 @@ from caddie.lab.stats import ErrorTerm, Estimate, document_part, paired, power, 
 from caddie.lab.verdicts import Documents, judge_pairs, measure
 from caddie.report.documents import write_documents
 from caddie.report.run_files import DOCUMENTS
-
-sys.path.append("bench")
-from verdict_rates import draw, rates
 
 SIZES = np.array([100.0, 300.0, 600.0])
 
