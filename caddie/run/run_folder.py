@@ -29,6 +29,7 @@ from caddie.run.cap import files_to_score
 from caddie.run.policy import code_bytes, file_cap
 from caddie.run.run_lock import is_lock, locked
 from caddie.runtime.distributed import Ranks, lost_another
+from caddie.runtime.memory import out_of_memory
 from caddie.runtime.progress import SILENT, Phases, Progress
 from caddie.train.checkpoint import checkpoint_identity, earlier_budgets, load_weights, restore, weights_identity
 from caddie.train.memory import enough_memory
@@ -98,7 +99,8 @@ def failure_recorded(folder: Path, phases: Phases, first: bool) -> Iterator[None
     except Pruned:
         raise
     except Exception as error:
-        memory = isinstance(error.__context__, (MemoryError, RuntimeError))  # no user's mistake, though a `UserError`
+        cause = error.__context__
+        memory = cause is not None and out_of_memory(cause)  # no user's mistake, though a `UserError`
         refused = isinstance(error, UserError) and not memory and _state(folder) == before
         with suppress(OSError, UserError):  # what failed may be the disk
             if refused and first and earlier is not None:

@@ -173,3 +173,14 @@ def test_what_comes_after_the_first_failure_is_not_written(tmp_path: Path) -> No
     with pytest.raises(Interrupted), run_folder.failure_recorded(tmp_path, Phases(), first=True):
         raise Interrupted(2, 1)
     assert not (tmp_path / "error.json").exists(), "it began again, and was interrupted, which is no failure"
+
+
+@pytest.mark.parametrize(("cause", "written"), [("invalid shape", False), ("can't allocate memory", True)])
+def test_a_mistake_is_written_down_if_memory_was_the_cause(cause: str, written: bool, tmp_path: Path) -> None:
+    from caddie.runtime.progress import Phases
+
+    mistake = UserError("the checkpoint cannot be read")
+    mistake.__context__ = RuntimeError(cause)
+    with pytest.raises(UserError), run_folder.failure_recorded(tmp_path, Phases(), first=True):
+        raise mistake
+    assert (tmp_path / "error.json").exists() == written
