@@ -19,6 +19,7 @@ STEADY = 1.1
 """Largest ratio of the speeds of two seeds on an undisturbed machine."""
 _SURROUNDINGS = {
     "device": "device",
+    "processor": "processor",
     "precision": "number format",
     "threads": "number of threads",
     "workers": "number of runs at once",

@@ -31,7 +31,7 @@ _COLUMNS = (
     *("verified", "under_cap", "artifact_bytes"),
     *("parameters", "steps", "tokens", "tokens_per_second", "train_seconds", "total_seconds"),
     *("step_ms", "step_ms_by"),
-    *("device", "precision", "threads", "workers", "cpu_share", "code", "program_sha256", "scorer_sha256"),
+    *("device", "processor", "precision", "threads", "workers", "cpu_share", "code", "program_sha256", "scorer_sha256"),
 )
 _HASHES = ("recipe", "train_documents", "validation_documents", "tokenizer", "artifact")
 

@@ -109,6 +109,7 @@ def make_row(label: str, seed: int, effect: float, chance: random.Random, steps:
         "train_seconds": 20.0 / speed,
         "total_seconds": 27.5,
         "device": "cpu, 1 thread",
+        "processor": "AMD EPYC, AVX512",
         "precision": "bfloat16",
         "world": 1,
         "threads": 1,
@@ -590,7 +591,7 @@ def test_what_must_be_minded_is_said() -> None:
     rows = make_rows()
     study = make_study() | {"equal": "seconds", "budget": "Seconds(seconds=20.0)", "seeds": [1, 2, 3, 4]}
     assert findings(study, rows)["notes"] == ["Not run yet: 10 of 40 planned runs."]
-    rows[3] |= {"code": "1" * 40 + "+"}
+    rows[3] |= {"code": "1" * 40 + "+", "processor": "AMD EPYC, AVX2"}
     rows[4] |= {"workers": 1, "code": None, "sha256": rows[4]["sha256"] | {"recipe": "ee" * 32}}
     rows[7] |= {"cpu_share": 0.713, "scorer_sha256": "cd" * 32}
     rows[8]["sha256"] = rows[8]["sha256"] | {"validation_documents": "ff" * 32}
@@ -598,6 +599,7 @@ def test_what_must_be_minded_is_said() -> None:
     notes = findings(study | {"seeds": [1, 2, 3]}, rows)["notes"]
     first, second, third = list(EFFECTS)[:3]
     assert notes == [
+        f"Runs differ in their processor: AMD EPYC, AVX512 in 29; AMD EPYC, AVX2 in 1 ({first}).",
         f"Runs differ in their number of runs at once: 2 in 29; 1 in 1 ({first}).",
         "Runs differ in their version of the code: 2cff526 in 28; "
         f"111111111111+ in 1 ({first}); unknown in 1 ({first}).",
