@@ -202,9 +202,11 @@ def device_name(device: torch.device, threads: int) -> str:
 
 def processor_name() -> str:
     """Return the model of the CPU, and the instructions that PyTorch uses on it, which decide how sums are rounded."""
-    model = re.search(r"^model name\s*:\s*(.*\S)", system_text(PROC / "cpuinfo") or "", re.MULTILINE)
+    system = system_text(PROC / "cpuinfo") or ""
+    model = re.search(r"^model name\s*:\s*(.*\S)", system, re.MULTILINE)
     name = model[1] if model else platform.processor() or platform.machine()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+    matrices = " with AMX" if re.search(r"\bamx_tile\b", system) else ""  # PyTorch names vectors alone
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}{matrices}"
 
 
 def commit() -> str | None:
