@@ -44,6 +44,9 @@ def run_notes(study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row]
         notes += _mixed(what, [(row, row.get(name)) for row in done])
     for name, what in _TEXTS.items():
         notes += _mixed(what, [(row, pick(row, "sha256", name)) for row in done])
+    if seeds := sorted({row["seed"] for row in done if len(processors(done, row["seed"])) > 1}):
+        which = listed([f"seed {seed}" for seed in seeds])
+        notes.append(f"Labels with one seed ran on different processors, which round differently: {which}.")
     notes += _disturbed(done, groups) if study.get("equal") == "seconds" else []
     for label, group in groups.items():
         if len({pick(row, "sha256", "recipe") for row in group}) > 1:
@@ -62,6 +65,15 @@ def run_notes(study: Mapping[str, Any], rows: Sequence[Row], done: Sequence[Row]
     if foreign := dict.fromkeys(str(row.get("label")) for row in rows if row.get("label") not in study["entries"]):
         notes.append(f"Left out, because the study no longer has them: {listed(list(foreign))}.")
     return notes
+
+
+def processors(rows: Iterable[Row], seed: int) -> set[str]:
+    """Return the processors of a random seed's runs on a CPU, as far as the rows name them.
+
+    Each rounds bfloat16 in its own way: labels are to be compared within one of them.
+    """
+    own = [row for row in rows if row.get("seed") == seed and str(row.get("device")).startswith("cpu")]
+    return {row["processor"] for row in own if row.get("processor")}
 
 
 def _disturbed(done: Sequence[Row], groups: Groups) -> list[str]:

@@ -32,6 +32,7 @@ from caddie.files import write_json
 from caddie.lab.background import StudyState, seconds_left
 from caddie.lab.executors import Executor, Local
 from caddie.lab.job import Run, finished, has_reusable_training, write_job
+from caddie.lab.measured import processors
 from caddie.lab.report import Results
 from caddie.lab.rows import (
     EARLIER,
@@ -54,6 +55,7 @@ from caddie.report.read import Log, busy_machine, pick, read_json, read_result
 from caddie.report.run_files import CHECKPOINT, ERROR, LOG, PARTS, RECIPE, RESULT, STOP, TASK
 from caddie.report.tables import duration
 from caddie.run.resolve_corpus import open_corpus
+from caddie.run.result import processor_name
 from caddie.run.run import check_recipe
 from caddie.run.run_folder import write_error
 from caddie.run.run_lock import Holder, this_process
@@ -225,6 +227,7 @@ class _StudyInProgress:
         if kept := sum(run.row is not None for run in self.planned):
             what = f"{count(kept, 'run')} finished elsewhere, by the rows in {self.results}"
             self.progress.note(f"{what}; to do them again here, name another folder with --out")
+            self._tell_other_processor()
         keep_earlier(self.results, {run.key for run in self.planned}, self.progress)
         self._keep("done so far")
         while groups := _groups(self._left()):
@@ -304,6 +307,16 @@ class _StudyInProgress:
         StudyState(self.study.name, results, done, failed, self.total, left, self.driver).write(self.runs)
         text += f"  {duration(left)} left" if left else ""
         self.progress.step({"event": "runs", "done": done, "total": self.total, "text": text})
+
+    def _tell_other_processor(self) -> None:
+        """Report the random seeds whose labels would be compared between two processors."""
+        rows, here = [run.row for run in self.planned if run.row], processor_name()
+        begun = {seed: processors(rows, seed) - {here} for seed in {run.seed for run in self.planned if not run.over}}
+        if other := {seed: names for seed, names in begun.items() if names}:
+            which = ", ".join(f"{seed} ({' and '.join(sorted(other[seed]))})" for seed in sorted(other))
+            self.progress.note(
+                f"seeds that another processor began: {which}; this one, {here}, rounds otherwise, so finish them there"
+            )
 
     def _tell_busy(self, facts: Row) -> None:
         """Report once that other programs slow the runs down; a run reports it only in its own log."""

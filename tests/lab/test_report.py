@@ -605,6 +605,7 @@ def test_what_must_be_minded_is_said() -> None:
         f"111111111111+ in 1 ({first}); unknown in 1 ({first}).",
         f"Runs differ in their scorer: {'ab' * 6} in 29; {'cd' * 6} in 1 ({second}).",
         f"Runs differ in their held-out text: {'bb' * 6} in 29; {'ff' * 6} in 1 ({second}).",
+        "Labels with one seed ran on different processors, which round differently: seed 1.",
         "Other programs took CPU time: 1 of 30 runs had under 90% of their threads' time "
         f"(least: {second}, seed 2, 71%), so they trained on less text.",
         f"{first} has runs of different settings; run the study again.",

@@ -41,6 +41,7 @@ from caddie.recipes.recipe import Recipe
 from caddie.report.read import read_steps
 from caddie.report.run_files import CHECKPOINT, ERROR, JOB, LOG, OUTPUT, RECIPE, STOP
 from caddie.report.tables import duration
+from caddie.run.result import processor_name
 from caddie.run.run_folder import Pruned, write_error
 from caddie.runtime.distributed import Ranks
 from caddie.runtime.progress import SILENT, Progress
@@ -289,6 +290,25 @@ def test_a_study_goes_on_from_its_rows_where_the_folders_are_gone(text: str, fol
     (run.folder / ERROR).unlink()
     rows = run_jobs(study(), text, executor=(elsewhere := Pretended()), **folders | {"results": folders["runs"] / "x"})
     assert (len(rows), len(elsewhere.done)) == (6, len(before)), "other results know of no rows"
+
+
+@pytest.mark.parametrize(
+    ("processor", "warned"), [("Abacus, AVX2", True), (processor_name(), False), (None, False)], ids=str
+)
+def test_a_seed_that_another_processor_began_is_reported(
+    processor: str | None, warned: bool, text: str, folders: dict[str, Path]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(study(), text, executor=Pretended(stop_after=3), **folders)
+    rows = [
+        row | {"device": "cpu, 1 thread", "processor": processor} for row in read_rows(folders["results"] / RESULTS)
+    ]
+    write_rows(folders["results"] / RESULTS, rows)
+    shutil.rmtree(folders["runs"])
+    run_jobs(study(), text, executor=Pretended(), progress=(progress := RecordedProgress()), **folders)
+    said = [note for note in progress.notes if "another processor began" in note]
+    assert bool(said) is warned
+    assert all(f": 1 (Abacus, AVX2); this one, {processor_name()}," in note for note in said)
 
 
 def test_what_finished_counts_though_its_folder_is_removed_while_the_study_runs(
