@@ -8,10 +8,10 @@ the seed lost in time (slower steps, larger batches) is asked again by `study_se
 CPU says nothing of a GPU. Rows are shuffled: in the order of the text a step of the twin would be mostly one document.
 Scores are those of the packed file without overlap, where the system's are with it.
 
-`scale` (parts), `scale_training`, `scale_pack` and `scale_score` ask all of it in equal modelled time of twins that
-make all the steps, scored with overlap: a change has its steps by what a step of it cost the seed, where it says so.
-The last two begin with the base's trained weights, so they are quick. Ones are pruned by their share, not by a cap of
-bytes.
+`scale` (slower parts), `scale_training`, `scale_pack` and `scale_score` ask all of it in equal modelled time of twins
+that make all the steps, scored with overlap: a change has its steps by what a step of it cost the seed, where it says
+so. The last two begin with the base's trained weights, so they are quick. Ones are pruned by their share, not by a cap
+of bytes.
 
 Not here, because nothing of them is a setting: five ways to write kernels (CUTLASS, two in Triton, CUDA, a fused norm),
 which change no result; FP8, which is for speed where a CPU has no products of it; benchmarks on constant data, stale
@@ -315,18 +315,14 @@ scale_score = at_scale(
     changing("score"),
     seeds=6,
 )
-scale_training = at_scale(
-    "negative_results_scale_training",
-    "Does other training help a twin that makes its steps?",
-    changing("train"),
-    seeds=5,
-)
 scale = at_scale(
     "negative_results_scale",
     "Do other parts help a twin that makes its steps?",
-    {
-        label: one
-        for label, one in CLAIMED.items()
-        if not any(label in other.entries for other in (scale_pack, scale_score, scale_training))
-    },
+    {label: CLAIMED[label] for label in SLOWER},
+)
+scale_training = at_scale(
+    "negative_results_scale_training",
+    "Does other training, or a value residual, help a twin that makes its steps?",
+    {**changing("train"), "value residual": CLAIMED["value residual"]},
+    seeds=6,
 )
