@@ -113,7 +113,9 @@ def test_base_marks_what_the_contest_began_with() -> None:
     assert not base["DenseGate"]
 
 
-@pytest.mark.parametrize("socket", [s for s in sockets() if s.paths[0].startswith(("model", "train"))], ids=str)
+@pytest.mark.parametrize(
+    "socket", [s for s in sockets() if s.paths[0].startswith(("model", "train"))], ids=lambda s: s.name
+)
 def test_every_part_of_model_and_training_says_why_and_whence(socket: techniques.Socket) -> None:
     for variant in socket.variants:
         entries = [entry for entry in variant.settings if entry.why or entry.source]
