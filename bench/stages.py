@@ -26,7 +26,7 @@ from caddie.score import Scoring, Text, score, use_quickest_threads
 CALIBRATION_TOKENS = 8192
 """For the calibration of a bench, fewer than a run takes."""
 VERBS = ("calibrate", "compress", "open")
-"""What packing takes its time for."""
+"""Stages of packing, each timed."""
 _SPREAD = 0.02
 
 

@@ -227,9 +227,9 @@ class _StudyInProgress:
         if kept := sum(run.row is not None for run in self.planned):
             what = f"{count(kept, 'run')} finished elsewhere, by the rows in {self.results}"
             self.progress.note(f"{what}; to do them again here, name another folder with --out")
-            self._tell_other_processor()
         keep_earlier(self.results, {run.key for run in self.planned}, self.progress)
         self._keep("done so far")
+        self._tell_other_processor()
         while groups := _groups(self._left()):
             trained = {training_of(run): run for run in reversed(self.planned) if has_reusable_training(run.folder)}
             jobs = {write_job(group, context, trained.get(training_of(group[0]))): group for group in groups}
@@ -310,13 +310,11 @@ class _StudyInProgress:
 
     def _tell_other_processor(self) -> None:
         """Report the random seeds whose labels would be compared between two processors."""
-        rows, here = [run.row for run in self.planned if run.row], processor_name()
-        begun = {seed: processors(rows, seed) - {here} for seed in {run.seed for run in self.planned if not run.over}}
-        if other := {seed: names for seed, names in begun.items() if names}:
-            which = ", ".join(f"{seed} ({' and '.join(sorted(other[seed]))})" for seed in sorted(other))
-            self.progress.note(
-                f"seeds that another processor began: {which}; this one, {here}, rounds otherwise, so finish them there"
-            )
+        here, seeds = processor_name(), sorted({run.seed for run in self.planned if not run.over})
+        begun = {seed: processors(self.rows, seed) - {here} for seed in seeds}
+        if which := ", ".join(f"{seed} ({' and '.join(sorted(names))})" for seed, names in begun.items() if names):
+            why = "each rounds differently, so finish all labels of a seed on one kind"
+            self.progress.note(f"seeds begun on another processor than this one ({here}): {which}; {why}")
 
     def _tell_busy(self, facts: Row) -> None:
         """Report once that other programs slow the runs down; a run reports it only in its own log."""

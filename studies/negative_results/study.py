@@ -323,6 +323,10 @@ scale = at_scale(
 scale_training = at_scale(
     "negative_results_scale_training",
     "Does other training, or a value residual, help a twin that makes its steps?",
-    {**changing("train"), "value residual": CLAIMED["value residual"]},
+    {
+        label: one
+        for label, one in CLAIMED.items()
+        if not any(label in other.entries for other in (scale, scale_pack, scale_score))
+    },
     seeds=6,
 )

@@ -109,7 +109,7 @@ def test_other_documents_than_the_manifest_s_are_refused(tmp_path: Path, fields:
 
 
 def test_other_tokens_than_were_hashed_are_refused(tmp_path: Path) -> None:
-    """As many documents and bytes, of an easier text."""
+    """Replace the text by an easier one with equal numbers of documents and bytes."""
     easy = write_tokens(tmp_path, "easy.bin", [*b"cat", BOS, *b"caddy", BOS, BOS, *b"y"])
     with pytest.raises(UserError, match="holds out other documents than its manifest says"):
         changed(of_stream(tmp_path), shards=(easy,)).count_again()
