@@ -24,8 +24,10 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     The tables are (T, channels/2); the remaining channels stay (RoPE: RoFormer, arXiv 2104.09864).
     """
     half = cosine.shape[-1]
-    u, w, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat((u * cosine + w * sine, w * cosine - u * sine, rest), dim=-1)
+    halves, rest = x[..., : 2 * half].unflatten(-1, (2, half)), x[..., 2 * half :]
+    # Halves that are flipped, not taken apart: the backward of a concatenation compiles to slow code on a CPU.
+    y = (halves * cosine[..., None, :] + halves.flip(-2) * torch.stack((sine, -sine), dim=-2)).flatten(-2)
+    return torch.cat((y, rest), dim=-1) if rest.shape[-1] else y
 
 
 def normed_rotation(x: Tensor, cosine: Tensor, sine: Tensor, gain: Tensor | None = None) -> Tensor:

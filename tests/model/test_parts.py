@@ -180,6 +180,24 @@ def test_rotation_by_hand() -> None:
     torch.testing.assert_close(turned, expected.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "half"), [(16, 8), (8, 2), (2, 1)])
+def test_flipped_halves_turn_as_halves_apart_to_the_bit(channels: int, half: int, dtype: torch.dtype) -> None:
+    def apart(x: Tensor) -> Tensor:
+        u, w, rest = x.split((half, half, channels - 2 * half), dim=-1)
+        return torch.cat((u * cosine + w * sine, w * cosine - u * sine, rest), dim=-1)
+
+    x, y = (torch.randn(2, 3, 5, channels, dtype=dtype) for _ in range(2))
+    cosine, sine = (torch.randn(5, half, dtype=dtype) for _ in range(2))
+    results = []
+    for function in (apart, lambda x: ops.rotate(x, cosine, sine)):
+        leaf = x.clone().requires_grad_()
+        turned = function(leaf)
+        turned.backward(y)
+        results.append((turned, leaf.grad))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
 def test_rows_no_longer_than_native_turn_as_before() -> None:
     plain = PlainRoPE().frequencies(8, torch.device("cpu"), torch.float32)
     for positions in (NTKRoPE(native_length=64, length=64), YaRNRoPE(native_length=64, length=64)):
