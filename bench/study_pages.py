@@ -69,6 +69,11 @@ class Kept:
         return self.name.startswith("scale") or self.top in ("ablations", "ladder")
 
     @property
+    def narrow(self) -> bool:
+        """True for twins of width 32, which read as many tokens for each parameter as the recipe."""
+        return self.name.endswith("32")
+
+    @property
     def title(self) -> str:
         """Definition as the verb takes it, below `studies/`."""
         return f"{self.top}/study.py" + (f":{self.name}" if self.name != "study" else "")
@@ -122,8 +127,8 @@ def claims_page(studies: Path = STUDIES) -> str:
     rows, words, later = [], list[str](), list[str]()
     for study, verdict, system in _claims(one for one in every if not one.at_scale):
         label, claim = verdict["label"], verdict["claim"]
-        scaled = [one for one in every if one.top == study.top and one.at_scale]
-        again = next((found for one in scaled if (found := one.verdict(label))), None)
+        scaled = sorted((one for one in every if one.top == study.top and one.at_scale), key=lambda one: not one.narrow)
+        by, again = next(((one, found) for one in scaled if (found := one.verdict(label))), (None, None))
         hours = next((found for one in scaled if (found := one.hours(label)) is not None), None)
         words.append(verdict["agrees"])
         later.append(again["word"] if again else "not run")
@@ -133,7 +138,7 @@ def claims_page(studies: Path = STUDIES) -> str:
                 f"{label} ({(study.facts or {})['study']['equal']})",
                 f"{claim['word']} {signed(claim['difference'])}".removesuffix(" -"),
                 *_found(verdict),
-                *(_found(again) if again else ("not run", "-")),
+                *(_found(again, ", width 32" if by and by.narrow else "") if again else ("not run", "-")),
                 _left(again, hours) if again else "-" if hours is None else f"{hours:.1f}",
             ]
         )
@@ -149,7 +154,9 @@ def claims_page(studies: Path = STUDIES) -> str:
         " **30 seconds** are twins of half a minute (`NAME_mini`), where less than 0.001 is the same:"
         f" {agree} claims are true there, {disagree} not, {undecided} undecided."
         " **At scale** are twins that make all the steps of the public runs (`NAME_scale`), in equal modelled time on"
-        f" eight H100 ([studies](../studies.md#modelled-seconds)): {ran} of {len(rows)} were run,"
+        " eight H100 ([studies](../studies.md#modelled-seconds)). Where a claim was asked of twins of width 32 as well"
+        " (`NAME_scale32`), which read as many tokens for each parameter as the records, their answer counts:"
+        f" {ran} of {len(rows)} were run,"
         f" {decided} are decided, that is better, worse, or the same within 0.002.",
         "",
         "A claim that was asked in equal steps and in equal seconds stands here twice; at scale one run answers both."
@@ -201,10 +208,10 @@ def _claims(studies: Iterable[Kept]) -> Iterator[tuple[Kept, Mapping[str, Any], 
                 yield study, verdict, system[1]
 
 
-def _found(verdict: Mapping[str, Any]) -> tuple[str, str]:
-    """Return difference with interval, and the verdict."""
+def _found(verdict: Mapping[str, Any], note: str = "") -> tuple[str, str]:
+    """Return difference with interval and a note, and the verdict."""
     interval = " to ".join(signed(end) for end in verdict["interval"] or ())
-    measured = signed(verdict["difference"]) + (f" ({interval})" if interval else "")
+    measured = signed(verdict["difference"]) + (f" ({interval})" if interval else "") + note
     return measured, verdict["word"] if verdict["word"] in DECIDED else "undecided"
 
 

@@ -1,26 +1,46 @@
-"""Techniques one by one: every line from the baseline to the best record, and from there to champion, taken back alone.
+"""Techniques one by one: each change from the baseline to the best record, and from there to champion, reverted alone.
 
-The lines are those of `caddie diff`, so a technique that is added to a recipe is asked after without a word here. Twins
-make all the steps, in 600 seconds of eight H100: what a line costs there in time is paid in steps. The report has what
-each is worth in bits per byte and bytes, and the time of a step. `study` is of the best record, `champion` of caddie's
-own recipe, with the best record's bytes for each weight. Lines of calibration are left out: twins have little text
-for it. FLOPs do not see what makes no products, so its time is by the logs of the records that brought it.
+The changes are those of `caddie diff`, so a technique that is added to a recipe is ablated without a word here.
+Settings that work only together are one technique (`TOGETHER`). Twins are those of the ladder (`NAME_scale32`), whose
+scores come out in the order of the records. They make all the steps in 600 seconds of eight H100, so what a technique
+costs in time is paid in steps. FLOPs count matrix products only, so the time of other techniques is by their records'
+logs.
 
-    caddie study studies/ablations/study.py:champion --data train_open.jsonl.xz --background
+Scores are without test-time training and n-gram tilt, which take a quarter of a run; these two are set against the
+record's whole scoring. champion trains as the record does and is packed into as many bytes, so its runs and the
+record's packings share one training per random seed. Two changes are left out: calibration, for which twins have little
+text, and rotary channels, since all sixteen of a twin's head turn in either recipe.
+
+    caddie study studies/ablations/study.py --data train_open.jsonl.xz --workers 2 --keep-checkpoints
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 from caddie.config import Diff
-from caddie.lab.study import ModelledSeconds, Study
+from caddie.lab.study import BASE, Entry, ModelledSeconds, Study
 from caddie.lab.variations import ablate
 from caddie.recipes.catalog import find
 from caddie.recipes.published import speeds
-from caddie.recipes.shrink import AT_SCALE, small_cap
+from caddie.recipes.recipe import Recipe
+from caddie.recipes.shrink import AT_SCALE_COMPILED
 
-RECORD = "ngram_tilt"
+RECORD, CHAMPION = "ngram_tilt", "champion"
+CAP: Diff = {"pack.policy": None, "pack.cap_bytes": 161_896}
+"""The file of the best record's twin with random seed 1, as in the ladder."""
+PLAIN: Diff = {"score.ttt": None, "score.tilt": None}
+WHOLE = "whole scoring"
+UNSEEN = "model.block.attention.rope.dims"
+TOGETHER = {
+    "document attention": ("model.block.attention.scope", "model.block.attention.longest"),
+    "norms scaled by depth": ("model.block.attention_norm", "model.block.mlp_norm"),
+    "momentum warm-up": ("train.optimizers.matrix.momentum",),
+    "AdamW of embeddings": ("train.optimizers.embedding",),
+    "AdamW of gates": ("train.optimizers.gate",),
+    "AdamW of scalars": ("train.optimizers.scalar",),
+}
+"""Technique to the beginnings of its settings' paths."""
 
 
 def ratio(before: str, after: str) -> float:
@@ -36,21 +56,55 @@ WITHOUT = {
 """Time of a step without a technique, as a multiple of that with it. XSA was added to seven of eleven layers."""
 
 
-def lines(name: str, origin: str, sizes: Diff) -> Study:
-    """Return the study of the lines from one recipe to another; `sizes` are settings of both twins."""
-    recipe, before = (find(f"{one}_scale").but({**AT_SCALE, **sizes}) for one in (name, origin))
-    found = ablate(
-        recipe,
-        before,
-        name=f"ablations-{name}",
-        why=f"What is each line of {name} worth?",
-        budget=ModelledSeconds(seconds=600),
-        margin=0.002,
-    )
-    costs = {label: WITHOUT.get(next(iter(entry.diff))) for label, entry in found.entries.items()}
-    return replace(found, entries={label: replace(one, step_cost=costs[label]) for label, one in found.entries.items()})
+def technique(path: str) -> str:
+    """Return the label of the entry without the technique that a setting belongs to, by default the setting."""
+    return "without " + next((name for name, begins in TOGETHER.items() if path.startswith(begins)), path)
 
 
-study = lines(RECORD, "baseline", {})
-cap = small_cap(find(RECORD), find(f"{RECORD}_scale"))
-champion = lines("champion", RECORD, {"pack.policy": None, "pack.cap_bytes": cap})
+def taken_back(recipe: Recipe, origin: Recipe) -> Iterator[tuple[str, Entry]]:
+    """Yield label and entry of each technique that a recipe has and another lacks."""
+    found = dict[str, Entry]()
+    for reverted in ablate(recipe, origin).entries.values():
+        first, *others = reverted.diff
+        if first == UNSEEN:
+            continue
+        label, cost = technique(first), WITHOUT.get(first)
+        diff = {**found[label].diff, **reverted.diff} if label in found else reverted.diff
+        found[label] = Entry(diff=diff, against=technique(others[0]) if others else BASE, step_cost=cost)
+    yield from found.items()
+
+
+def scorings(plain: Recipe, whole: Recipe) -> Iterator[tuple[str, Entry]]:
+    """Yield the record's whole scoring, and it without each of its adaptive parts."""
+    parts = plain.settings.diff(whole.settings)
+    yield WHOLE, Entry(diff=parts, kind="scoring")
+    for part in parts:
+        rest = {path: value for path, value in parts.items() if path != part}
+        yield technique(part), Entry(diff=rest, against=WHOLE, kind="scoring")
+
+
+def packings(base: Recipe, champion: Recipe, record: Recipe) -> Iterator[tuple[str, Entry]]:
+    """Yield champion, which trains as the record does, and it without each of its own parts."""
+    yield CHAMPION, Entry(diff=base.settings.diff(champion.settings), kind="bundle")
+    for label, entry in taken_back(champion, record):
+        diff = base.settings.diff(champion.but(entry.diff).settings)
+        yield f"{CHAMPION} {label}", Entry(diff=diff, against=CHAMPION, kind="quantization")
+
+
+record, baseline, champion = (
+    find(f"{name}_scale32").but({**AT_SCALE_COMPILED, "train.precision": "float32", "score.stride": 128})
+    for name in (RECORD, "baseline", CHAMPION)
+)
+base = record.but(PLAIN)
+study = Study(
+    name="ablations",
+    why="What is each technique of the best record and of champion worth?",
+    base=base,
+    entries={
+        **dict(scorings(base, record)),
+        **dict(packings(base, champion.but({**PLAIN, **CAP}), base.but(CAP))),
+        **dict(taken_back(base, baseline)),
+    },
+    budget=ModelledSeconds(seconds=600),
+    margin=0.002,
+)

@@ -33,6 +33,7 @@ from caddie.lab.study import Claim, Entry, ModelledSeconds, Seconds, Steps, Stud
 from caddie.pack.fit import Candidates, Fit, Fitted, PruneOnes, without_ones
 from caddie.pack.quantize import Percentile, Quantizer, Rotated, Rows
 from caddie.recipes.catalog import find
+from caddie.recipes.recipe import Recipe
 from caddie.recipes.shrink import AT_SCALE_COMPILED
 from caddie.score import SGD, ChunkSGD, DocumentLoRA
 from caddie.train.qat import StraightThrough
@@ -43,7 +44,7 @@ CALIBRATION = 16_384
 """Tokens, in 64 batches; a matrix of the twin has 384 columns at most."""
 FEW_CAP, THIRD_CAP = 716_000, 697_500
 """Bytes that take a tenth and a third of the ones from a file of 721,000; ones are a fifth of the weights."""
-MIDDLE = {"mini": "[1-5]", "scale": "[2-8]"}
+MIDDLE = {"mini": "[1-5]", "scale": "[2-8]", "scale32": "[2-8]"}
 """Layers between the outer two, or four, of a twin's seven, or eleven."""
 
 
@@ -280,9 +281,15 @@ study_seconds = replace(
 )
 
 PUBLIC_STEPS = 7189
-CLAIMED = {
-    label: one for label, one in {**experiments("scale", PUBLIC_STEPS), **larger_batches("scale")}.items() if one.claim
-}
+
+
+def claimed(suffix: str) -> dict[str, Entry]:
+    """Return the claims on twins that make all the steps."""
+    every = {**experiments(suffix, PUBLIC_STEPS), **larger_batches(suffix)}
+    return {label: one for label, one in every.items() if one.claim}
+
+
+CLAIMED = claimed("scale")
 
 
 def changing(*parts: str) -> dict[str, Entry]:
@@ -290,12 +297,18 @@ def changing(*parts: str) -> dict[str, Entry]:
     return {label: one for label, one in CLAIMED.items() if {path.split(".")[0] for path in one.diff} <= set(parts)}
 
 
-def at_scale(name: str, why: str, entries: dict[str, Entry], seeds: Sequence[int] = (1, 2, 3)) -> Study:
+def at_scale(
+    name: str,
+    why: str,
+    entries: dict[str, Entry],
+    seeds: Sequence[int] = (1, 2, 3),
+    base: Recipe = find("parallel_muon_scale").but(AT_SCALE_COMPILED),
+) -> Study:
     """Return a study of some of the claims; a stride of 64 for the twin's 8 scores in an eighth of the time."""
     return Study(
         name=name,
         why=why,
-        base=find("parallel_muon_scale").but({**AT_SCALE_COMPILED, "score.stride": 64, "score.ttt": None}),
+        base=base.but({"score.stride": 64, "score.ttt": None}),
         entries=entries,
         seeds=tuple(seeds),
         budget=ModelledSeconds(seconds=600),
@@ -329,4 +342,21 @@ scale_training = at_scale(
         if not any(label in other.entries for other in (scale, scale_pack, scale_score))
     },
     seeds=range(4, 10),  # of 1 to 3 the base was not run on the processor of the others (`earlier.jsonl`)
+)
+
+OPEN = (
+    "gated attention",
+    "Hadamard rotation",
+    "test-time training 0.02, one epoch",
+    "value residual",
+    "weight decay 0.08",
+    "hardest shards first",
+)
+"""Claims that three random seeds at width 64 left undecided. Value residuals came to be decided with six, but by an
+effect of that width (`docs/log.md`, 2026-12-01)."""
+scale32 = at_scale(
+    "negative_results_scale32",
+    "What of the undecided claims when a twin reads as many tokens per parameter as a record?",
+    {label: one for label, one in claimed("scale32").items() if label in OPEN},
+    base=find("parallel_muon_scale32").but({**AT_SCALE_COMPILED, "train.precision": "float32"}),  # as in the ladder
 )

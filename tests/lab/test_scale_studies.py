@@ -122,29 +122,47 @@ def test_lines_are_taken_back_to_another_recipe_than_the_base() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "recipe", "origin", "least"),
-    [("study", "ngram_tilt", "baseline", 30), ("champion", "champion", "ngram_tilt", 4)],
-)
-def test_every_line_of_a_recipe_is_taken_back_once(name: str, recipe: str, origin: str, least: int) -> None:
-    study = find_study(f"{STUDIES / 'ablations' / 'study.py'}:{name}")
-    full = find(recipe).settings.diff(find(origin).settings)
-    lines = [path for entry in study.entries.values() for path in entry.diff]
-    assert len(set(lines)) == len(lines) == len(study.entries) >= least
+def test_every_line_to_the_best_record_and_to_champion_is_taken_back_once() -> None:
+    study = find_study(str(STUDIES / "ablations" / "study.py"))
+    of_champion = {label for label in study.entries if label.startswith("champion without ")}
+    of_record = {label for label in study.entries if label.startswith("without ")}
+    assert set(study.entries) == {"whole scoring", "champion"} | of_champion | of_record
+    asked = lines_of("ngram_tilt", "baseline"), lines_of("champion", "ngram_tilt")
+    for labels, full, least in ((of_record, asked[0], 30), (of_champion, asked[1], 6)):
+        lines = [path for label in labels for path in study.shown(label)]
+        assert len(set(lines)) == len(lines)
+        assert len(labels) >= least
+        left = {path for path in full if not any(path.startswith(line) or line.startswith(path) for line in lines)}
+        assert left <= {
+            "model.block.attention.rope.dims",  # all of a twin's channels turn
+            "score.precision",  # float32 in all twins
+            "train.loader",  # shuffled in all twins
+            "train.micro_batches",
+            "train.warmup_steps",
+            "score.stride",
+            "score.batch_tokens",
+        }
+
+
+def lines_of(recipe: str, origin: str) -> set[str]:
+    """Lines of a diff of two recipes, without those of their budgets."""
     ours = ("train.seconds", "train.steps", "pack.calibration", "pack.cap_bytes", "pack.policy")
-    asked = {path for path in full if not path.startswith(ours)}
-    assert {path for path in asked if not any(path.startswith(line) or line.startswith(path) for line in lines)} <= {
-        "score.precision",  # float32 in all twins
-        "train.loader",  # shuffled in all twins
-        "train.micro_batches",
-        "train.warmup_steps",
-        "score.stride",
-        "score.batch_tokens",
-    }
-    times = study.step_times
-    if origin != "baseline":
-        assert len(set(times.values())) == 1, "packing costs no step"
-        return
+    return {path for path in find(recipe).settings.diff(find(origin).settings) if not path.startswith(ours)}
+
+
+@pytest.mark.long
+def test_the_time_of_a_technique_is_its_logs_or_flops_and_packings_train_as_the_record_does() -> None:
+    study = find_study(str(STUDIES / "ablations" / "study.py"))
+    times, base = study.step_times, study.recipe(BASE)
     assert times["without model.block.attention.xsa"].source == "stated"
     assert times["without model.block.attention.xsa"].milliseconds < 0.96 * times[BASE].milliseconds
     assert times["without model.recurrence"].source == "FLOPs"
+    alike = {label for label in study.entries if not set(base.settings.diff(study.recipe(label).settings)) - LABELS}
+    assert not alike, "an entry is the base itself"
+    packings = [label for label in study.entries if label.startswith("champion")]
+    for recipe in map(study.recipe, [*packings, "whole scoring", "without score.ttt", "without score.tilt"]):
+        assert (recipe.model, recipe.train, recipe.data) == (base.model, base.train, base.data)
+    ladder = find_study(str(STUDIES / "ladder" / "study.py"))
+    whole = study.entries["whole scoring"].diff
+    for recipe, rung in ((base, "ngram_tilt"), (study.recipe("champion"), "champion")):
+        assert not set(recipe.but(whole).settings.diff(ladder.recipe(rung).settings)) - LABELS
