@@ -24,13 +24,17 @@ SAME_SCORER = {
     "25f2de576ef5acf2d47d34a3dc9bbb7ed43eed211f3637b7b31b7fc451c8785f",
     "0bc8f1726ab34230f3d6491f2016d800b6aacf2dd5fb8583e123bbdf712ecfa9":
     "25f2de576ef5acf2d47d34a3dc9bbb7ed43eed211f3637b7b31b7fc451c8785f",
+    "226cca95c419e7d8053ed9d8d17ac2cddc00a1925e94e40c11095234710328f2":
+    "25f2de576ef5acf2d47d34a3dc9bbb7ed43eed211f3637b7b31b7fc451c8785f",
+    "9522ecb7a8f30c3c69c96942c02a4f08ba6ad3bd572aeac71ef0082cbc0250c2":
+    "25f2de576ef5acf2d47d34a3dc9bbb7ed43eed211f3637b7b31b7fc451c8785f",
     "a91801de1ff4867b2fc441b9e094e49473b30b19d2050ef213aa3ddf026a10f5":
     "676f5c82b2f72f2982a194d4bfd344442a9c2c8772dbc4677cb7a8c5d2bdb127",
     "4d4153e26a62fca2a206e6eff3e2c9574016b8a73f158b45c33c93e871470a1e":
     "676f5c82b2f72f2982a194d4bfd344442a9c2c8772dbc4677cb7a8c5d2bdb127",
 }  # fmt: skip
 """Scorer to another version that scored the same: of `scale_score` the base's files, of `scale_003` SwiGLU's of seed 2,
-of `scale` the base's of seed 4, of `ladder` five rungs' of seed 2 (docs/log.md)."""
+of both `scale` the base's of seed 4 or 9, of `ladder` five rungs' of seed 2 (docs/log.md)."""
 
 
 def whole(folder: Path) -> bool:
