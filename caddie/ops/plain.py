@@ -24,7 +24,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     The tables are (T, channels/2); the remaining channels stay (RoPE: RoFormer, arXiv 2104.09864).
     """
     half = cosine.shape[-1]
-    halves, rest = x[..., : 2 * half].unflatten(-1, (2, half)), x[..., 2 * half :]
+    halves, rest = torch.unflatten(x[..., : 2 * half], -1, (2, half)), x[..., 2 * half :]
     # Halves that are flipped, not taken apart: the backward of a concatenation compiles to slow code on a CPU.
     y = (halves * cosine[..., None, :] + halves.flip(-2) * torch.stack((sine, -sine), dim=-2)).flatten(-2)
     return torch.cat((y, rest), dim=-1) if rest.shape[-1] else y
