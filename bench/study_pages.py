@@ -70,7 +70,7 @@ class Kept:
 
     @property
     def narrow(self) -> bool:
-        """True for twins of width 32, which read as many tokens for each parameter as the recipe."""
+        """True for a study that is named after the twins of width 32, beside one of width 64."""
         return self.name.endswith("32")
 
     @property

@@ -6,7 +6,7 @@ scores come out in the order of the records. They make all the steps in 600 seco
 costs in time is paid in steps. FLOPs count matrix products only, so the time of other techniques is by their records'
 logs.
 
-Scores are without test-time training and n-gram tilt, which take a quarter of a run; these two are set against the
+Scores are without test-time training and n-gram tilt, which take a third of a run; these two are set against the
 record's whole scoring. champion trains as the record does and is packed into as many bytes, so its runs and the
 record's packings share one training per random seed. Two changes are left out: calibration, for which twins have little
 text, and rotary channels, since all sixteen of a twin's head turn in either recipe.
@@ -30,8 +30,11 @@ RECORD, CHAMPION = "ngram_tilt", "champion"
 CAP: Diff = {"pack.policy": None, "pack.cap_bytes": 161_896}
 """The file of the best record's twin with random seed 1, as in the ladder."""
 PLAIN: Diff = {"score.ttt": None, "score.tilt": None}
+"""Scoring of the base."""
 WHOLE = "whole scoring"
+"""Label of the record with both."""
 UNSEEN = "model.block.attention.rope.dims"
+"""Setting that changes nothing in a twin."""
 TOGETHER = {
     "document attention": ("model.block.attention.scope", "model.block.attention.longest"),
     "norms scaled by depth": ("model.block.attention_norm", "model.block.mlp_norm"),

@@ -30,9 +30,12 @@ def test_the_page_is_up_to_date(name: str, made: Callable[[], str], same_as_kept
 
 
 def test_an_entry_of_a_technique_stands_in_one_study_at_scale() -> None:
-    studies = [json.loads((one.folder / STUDY).read_text()) for one in kept() if one.at_scale and one.facts]
-    labels = [entry["label"] for study in studies for entry in study["entries"]]
-    assert [label for named in TECHNIQUES.values() for label in named if labels.count(label) != 1] == []
+    every = [one for one in kept() if one.at_scale and one.facts]
+    for narrow, least in ((False, 1), (True, 0)):  # entries may be asked at width 32 as well
+        studies = [json.loads((one.folder / STUDY).read_text()) for one in every if one.narrow == narrow]
+        labels = [entry["label"] for study in studies for entry in study["entries"]]
+        counts = {label: labels.count(label) for named in TECHNIQUES.values() for label in named}
+        assert {label for label, count in counts.items() if not least <= count <= 1} == set()
 
 
 @pytest.fixture
@@ -112,6 +115,25 @@ def test_a_claim_counts_as_run_with_three_of_more_seeds(folder: Path) -> None:
     rows = path.with_name(RESULTS)
     rows.write_text("".join(line for line in rows.read_text().splitlines(True) if json.loads(line)["seed"] < 3))
     assert "0 of 6 were run" in claims_page(folder)
+
+
+@pytest.mark.long
+def test_the_answer_at_width_32_counts_whatever_it_says(folder: Path) -> None:
+    for name in ("scale", "scale32"):
+        shutil.copytree(
+            STUDIES / "learning_rate", folder / "learning_rate" / name, ignore=shutil.ignore_patterns("scale")
+        )
+    rows = folder / "learning_rate" / "scale32" / RESULTS
+    changed = [json.loads(line) for line in rows.read_text().splitlines()]
+    for one in changed:
+        one["bits_per_byte"] += one["seed"] * (one["label"] == RATE)
+    rows.write_text("".join(json.dumps(one) + "\n" for one in changed))
+    cells = row(claims_page(folder), RATE)
+    assert cells[3:5] == ["\u22120.0491 (\u22120.0806 to \u22120.0177)", "better"]
+    assert cells[5].startswith("+1.9509 (")
+    assert cells[5].endswith(", width 32")
+    assert cells[6] == "undecided"
+    assert row(claims_page(folder), "rate 0.06, warm-down 0.09")[6] == "worse"
 
 
 @pytest.mark.long
